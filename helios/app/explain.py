@@ -244,7 +244,7 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
         rows = rows.drop_duplicates(["submitted_at", "restart"]).sort_values(["submitted_at", "restart"])
         runs = _last_job(rows.reset_index(drop=True))
         other = rows.iloc[len(rows) - len(runs) - 1] if len(runs) < len(rows) else None
-        return _explanation(
+        return explanation(
             over,
             over["started_at"],
             _audit_entries(warehouse, cluster, over, over["submitted_at"].to_pydatetime()),
@@ -400,7 +400,7 @@ def _explain_queued(
     if not stands and pending and job["urgency"]:  # no cycle has written this value
         factor = cycles.site.site_factor(float(job["urgency"]))
         stands = (f"SiteFactor {factor} at its submission (the priority hook)",)
-    return _explanation(
+    return explanation(
         job,
         until,
         decisions,
@@ -438,8 +438,8 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
     return rests_on(basis, recent, user=text_of(job["user"]), account=text_of(job["account"]))
 
 
-def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
-    """Return the explanation of a job.
+def explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
+    """Return the explanation of a job from a row of ``QUEUE`` or ``JOBS``.
 
     It waited until ``until``, which is NaT if it never started.
     """

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,7 +104,7 @@ def ingest(
     trace = _opened(path, trace_format, columns, timezone, site=site)
     name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
-        trace = replace(trace, tracks_gpus=tracks_gpus(warehouse, name))
+        trace = trace.with_tracked_gpus(tracks_gpus(warehouse, name))
         report = warehouse.load(
             _reporting(trace, f"Loading {shown or path.name}", progress, cluster=name),
             cluster=name,

@@ -66,7 +66,7 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences, compare_blocks, has_no_waits
+from helios.report.significance import Differences, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
@@ -113,7 +113,7 @@ class FinishedWhatIf:
     """Result of a what-if with its repeats."""
 
     whatif: WhatIf
-    differences: Differences
+    differences: Differences | None
     interrupted: bool
 
 
@@ -132,7 +132,8 @@ def replay_and_compare(
     If it is interrupted, it returns what is finished. A verdict or an interval needs all of its draws.
     """
     result = whatif(history, request, progress=progress, keeps_finished=True)
-    differences, interrupted = compare_blocks(result), result.interrupted
+    differences: Differences | None = None
+    interrupted = result.interrupted
     try:
         if draws and not interrupted:
             result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
@@ -155,10 +156,10 @@ def show_whatif(finished: FinishedWhatIf, *, as_json: bool, has_page: bool) -> N
     """
     result, differences = finished.whatif, finished.differences
     if as_json:
-        show_json(result.to_json() | {"differences": differences.to_json()})
+        show_json(result.to_json() | {"differences": differences and differences.to_json()})
     else:
-        show(whatif_table(result, width=width(), differences=differences))
-        if differences.others and not has_no_waits(result):
+        show(whatif_table(result, width=width()))
+        if differences and differences.others and not has_no_waits(result):
             show("", differences_table(differences))
         if not has_page:
             print_message("Plots, and who gains and who pays: add --report whatif.html")

@@ -193,7 +193,7 @@ def why_(
 
         answer = ask_daemon(settings, job, cluster=cluster)
         if isinstance(answer, JobAnswer):
-            print_result(answer.values, *answer.lines, as_json=as_json)
+            print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
             return
         if answer:
             print_notes([f"{answer}; so it is worked out here, which takes longer"])
@@ -211,7 +211,7 @@ def why_(
             found = explain_recorded(settings, job, cluster=cluster, problem=misuse)
         except HeliosError as problem:
             found = explain_recorded(settings, job, cluster=cluster, problem=problem)
-        print_result(found.to_json(), *found.lines(), as_json=as_json)
+        print_result(found.to_json(), *found.parts(), as_json=as_json)
         return
     from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
 

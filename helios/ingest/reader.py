@@ -229,6 +229,12 @@ class TraceFile:
         """
         return self._runs.names_gpus if self.tracks_gpus is None else self.tracks_gpus
 
+    def with_tracked_gpus(self, tracks_gpus: bool | None) -> TraceFile:
+        """Return it with ``tracks_gpus`` known, without reading the file again."""
+        trace = replace(self, tracks_gpus=tracks_gpus)
+        vars(trace).update({name: value for name, value in vars(self).items() if name == "_runs"})
+        return trace
+
     def read(
         self, *, rows_per_batch: int = ROWS_PER_BATCH, cluster: str | None = None, as_of: datetime | None = None
     ) -> Iterator[Batch]:

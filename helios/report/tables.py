@@ -24,7 +24,7 @@ from helios.metrics.statistics import rank_correlation
 from helios.model import SIZE_CLASSES, SIZE_HEADS
 from helios.model.frames import plain
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Difference, Differences, explanation, format_signed, headline
+from helios.report.significance import CRITERIA, Difference, Differences, format_signed, headline
 from helios.report.whatif import Run, WhatIf
 from helios.units import bar, change, duration, in_number, percent, sparkline, write_count
 
@@ -68,19 +68,16 @@ def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] 
     return table
 
 
-def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
+def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
     """Compare the replays of a what-if.
 
-    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do; then what
-    the one replay shows.
+    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
         the longest wait.
-    differences : Differences, optional
-        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
@@ -103,8 +100,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    first_sentences, then = map(escape, headline(result)), map(escape, explanation(result, differences))
-    return Group(*first_sentences, "", caption, "", table, "", *then)
+    return Group(*map(escape, headline(result)), "", caption, "", table)
 
 
 def differences_table(found: Differences) -> RenderableType:

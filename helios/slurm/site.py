@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -32,7 +31,7 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.slurm.parse import COMMA_OUTSIDE_BRACKETS
-from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, lines, records
+from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, in_file, lines, records
 
 _DEFAULT = "default"
 _DOWN_STATES = ("future", "down", "drain", "fail")
@@ -179,16 +178,16 @@ def read_site(
     ConfigurationInvalid
         A text has another format; the message names the line.
     """
-    with _in_file("slurm.conf"):
+    with in_file("slurm.conf"):
         settings, machines = _read_configuration(slurm_conf)
         select, least_loaded, holds_memory = selection(settings)
         priority, scheduling = priority_rules(settings), scheduling_rules(settings)
     notes, name = settings.notes, settings.text("clustername", "slurm")
-    with _in_file("sinfo"):
+    with in_file("sinfo"):
         printed = read_machines(sinfo) if sinfo is not None else MachineCounts()
-    with _in_file("qos"):
+    with in_file("qos"):
         qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
-    with _in_file("associations"):
+    with in_file("associations"):
         shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
     note_unsimulated(settings)
     site = SlurmSite(
@@ -756,15 +755,6 @@ def _number(settings: SchedulingSettings, key: str, value: str) -> int:
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
             hint=f"Write {key}=N.",
         ) from None
-
-
-@contextmanager
-def _in_file(name: str) -> Iterator[None]:
-    """Add the name of the file to errors about its content."""
-    try:
-        yield
-    except ConfigurationInvalid as reason:
-        raise ConfigurationInvalid(f"{name}, {reason.message}", hint=reason.hint) from reason
 
 
 def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import sqlalchemy as sa
 
-from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.engine import reading, writing

@@ -97,7 +97,7 @@ def read_of(warehouse: Warehouse, path: str, **job: Any) -> int:
     return report.load_id
 
 
-def test_notes_about_old_readings_go_with_their_rejects_and_jobs_files_and_the_last_reading_stay(
+def test_old_readings_lose_their_notes_and_rejects_but_keep_jobs_and_files(
     warehouse: Warehouse,
 ) -> None:
     first = read_of(warehouse, "sacct 2025-01-01T00:00:00Z to 2025-01-02T00:00:00Z", job_id="1")

@@ -65,7 +65,7 @@ def test_a_file_with_both_names_of_a_key_is_refused(tmp_path: Path) -> None:
         load_configuration(environment={}, folder=tmp_path)
 
 
-def test_a_removed_key_has_no_effect_and_a_note_says_what_to_do(tmp_path: Path) -> None:
+def test_a_removed_key_has_a_note_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "helios.toml").write_text("[web]\nin_daemon = true\n")
     environment = {"HELIOS_WEB_IN_DAEMON": "true"}
     for found in (

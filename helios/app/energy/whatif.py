@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.energy.spare_nodes import (
     PLAIN_RULE,
@@ -37,12 +36,15 @@ from helios.app.energy.spare_nodes import (
 )
 from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
+from helios.changes import to_node_actions, to_node_changes
 from helios.config import Energy, Power
+from helios.control.guards import PowerBudget, bound_power_changes
+from helios.control.observed import observed_nodes
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.metrics.spare_nodes import CHECK_S, DELAYED_SUBMISSIONS, WEEKS, AwakeRule, SpareChoice
 from helios.metrics.statistics import poisson_interval
-from helios.model import STEP_S, Demand, NodePower, NodeSeries, Snapshot, pool_names
+from helios.model import STEP_S, Demand, NodeSeries
 from helios.ports import Progress, Service, no_progress
 from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
@@ -69,8 +71,6 @@ _WITH_SPARE = frozenset({"spare_nodes", "timer_and_spare", "timer_and_floor"})
 
 
 STEPS_PER_REPORT = 144
-_IN_TRANSITION = frozenset({NodePower.WAKING, NodePower.FALLING_ASLEEP})
-_ASLEEP_STATES = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
 
 
 POLICIES = (
@@ -242,7 +242,7 @@ def energy_on_jobs(
     energy : Energy
         The model of what nodes draw, how long they boot, and what energy costs.
     power : Power
-        Of its limits ``most_in_transition`` and ``most_asleep`` are simulated.
+        Of its rails those on how many nodes may sleep and change their power at once are simulated.
 
     Raises
     ------
@@ -400,34 +400,6 @@ def demand_known_at(demand: Demand, now_s: int) -> Demand:
     n_steps = demand.busy.shape[1] - later
     known = {name: getattr(demand, name)[:, :n_steps] for name in ("busy", "total", "point", "mean", "most")}
     return replace(demand, ended_s=demand.ended_s - later * STEP_S, **known)
-
-
-def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
-    """Drop the power changes that exceed the configured limits.
-
-    ``most_in_transition`` bounds the nodes on the way at once, ``most_asleep`` the sleeping nodes of a pool. Wakes are
-    kept before sleeps.
-    """
-    wakes_first = sorted(actions, key=lambda action: isinstance(action, PowerDown))
-    if not any(isinstance(action, PowerDown | PowerUp) for action in wakes_first):
-        return wakes_first
-    states = snapshot.node_values("power").tolist()
-    pools = pool_names(snapshot.node_values("partitions"), snapshot.node_values("gpu_type"))
-    pool = dict(zip(snapshot.node_values("name").tolist(), pools, strict=True))
-    transitions_left = max(int(power.most_in_transition * len(pools)), 1) - sum(
-        state in _IN_TRANSITION for state in states
-    )
-    asleep = Counter(name for name, state in zip(pools, states, strict=True) if state in _ASLEEP_STATES)
-    may_sleep = {name: int(power.most_asleep * size) - asleep[name] for name, size in Counter(pools).items()}
-    kept: list[NodeAction] = []
-    for action in wakes_first:
-        if isinstance(action, PowerDown | PowerUp):
-            if transitions_left <= 0 or (isinstance(action, PowerDown) and may_sleep[pool[action.node]] <= 0):
-                continue
-            transitions_left -= 1
-            may_sleep[pool[action.node]] -= isinstance(action, PowerDown)
-        kept.append(action)
-    return kept
 
 
 def _chosen_rules(aligned: _AlignedSeries, request: EnergySeriesRequest, demand: Demand) -> tuple[ChosenRule, ...]:
@@ -629,8 +601,11 @@ def _run_services(cluster: SimCluster, active_services: Sequence[Service], deman
     for service in active_services:
         snapshot = cluster.snapshot()
         visible = snapshot if demand is None else snapshot.with_demand(demand_known_at(demand, cluster.now_s))
-        actions = [action for action in service.decide(visible) if isinstance(action, NodeAction)]
-        cluster.steer(bound_levels(actions, visible, power))
+        changes = to_node_changes(list(service.decide(visible))).changes
+        if changes:
+            nodes = observed_nodes(visible)
+            allowed, _ = bound_power_changes({"": changes}, nodes, PowerBudget(nodes, power))
+            cluster.steer(to_node_actions(allowed[""], own={}))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -904,7 +879,8 @@ def _notes(context: _ServiceContext) -> list[str]:
         f"Forecasts: {source}, learned anew each week from what was before it, of the nodes that hold jobs where "
         "the idle timer of 30 min puts the others to sleep.",
         "With the node fill order alone nodes sleep by the cluster's own idle timer of 30 min. Of the rails "
-        "power.most_in_transition and power.most_asleep are simulated; every node that is told to wake does.",
+        "power.most_in_transition, power.most_asleep and the last awake node of a kind are simulated, as live; every "
+        "node that is told to wake does.",
         "The rule spare_nodes wakes nodes each minute up to those in use and some spare ones. Their number is chosen "
         f"on up to {WEEKS} weeks before the window, for at most {percent(context.request.delayed_submissions, 1)} of "
         "submissions delayed; a minute with submissions to a partition counts once. The oracle knows when jobs start.",

@@ -1,6 +1,7 @@
 """Sleeping nodes on a trace of jobs: what each policy comes to, in small."""
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -8,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.actions import PowerDown, PowerUp
+from helios.actions import NodeAction, PowerDown
 from helios.app.energy.whatif import (
     EnergyJobsRequest,
-    bound_levels,
     demand_known_at,
     energy_on_jobs,
     policy_result,
+    replay_nodes,
 )
 from helios.app.history import LoadedHistory
 from helios.app.whatif import WhatIfRequest
@@ -233,22 +234,39 @@ def test_at_a_step_services_see_what_was_known_at_its_end():
     assert (seen.ended_s, seen.most.shape) == (2 * STEP_S, (1, 2, 1, 1))
 
 
-def a_cluster():
-    cluster = a_sim_cluster([(0, 1, 1), (90_000, 1, 1)], a_shape((10, 8)), sleep=Sleep(boot_s=300, shutdown_s=120))
+@dataclass
+class Says:
+    """Says the same actions each time."""
+
+    actions: list[NodeAction]
+    every: timedelta = timedelta(minutes=10)
+
+    def decide(self, _snapshot):
+        return self.actions
+
+
+def down(numbers):
+    return [PowerDown(node=f"a{number}", reason="why") for number in numbers]
+
+
+def replayed(actions, nodes=10, **power):
+    """Replay a step in which a service asks for this, and return the state of each node after it."""
+    shape = a_shape((nodes, 8))
+    cluster = a_sim_cluster([(0, 1, 1), (90_000, 1, 1)], shape, sleep=Sleep(boot_s=300, shutdown_s=120))
     cluster.advance(100)
-    return cluster
+    replay_nodes(
+        cluster, [Says(actions)], demand=None, begin_s=600, end_s=1_200, power=Power(**power), progress=lambda _: None
+    )
+    return Counter(cluster.snapshot().node_values("power").tolist())
 
 
-def test_so_many_nodes_are_on_their_way_at_once_and_wakes_go_first():
-    cluster = a_cluster()
-    cluster.steer([PowerDown(node="a1", reason="why")])
-    cluster.advance(500)
-    down = [PowerDown(node=f"a{number}", reason="why") for number in range(2, 8)]
-    kept = bound_levels([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
-    assert [type(action).__name__ for action in kept] == ["PowerUp", "PowerDown", "PowerDown"]
+def test_so_many_nodes_are_on_their_way_at_once_in_a_replay():
+    assert replayed(down(range(1, 8)), most_in_transition=0.3)["asleep"] == 3
 
 
-def test_so_many_nodes_of_a_pool_may_sleep():
-    down = [PowerDown(node=f"a{number}", reason="why") for number in range(1, 10)]
-    kept = bound_levels(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
-    assert len(kept) == 5
+def test_so_many_nodes_of_a_pool_may_sleep_in_a_replay():
+    assert replayed(down(range(1, 91)), nodes=90, most_in_transition=1, most_asleep=0.7)["asleep"] == 63
+
+
+def test_the_last_node_of_a_pool_stays_awake_in_a_replay():
+    assert replayed(down(range(1, 11)), most_in_transition=1, most_asleep=1)["awake"] == 1

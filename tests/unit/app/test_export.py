@@ -222,7 +222,7 @@ def test_what_is_lost_is_what_whoever_loads_it_reads(tmp_path, month):
         assert figure["after"] == pytest.approx(figure["before"], rel=0.1)
 
 
-def test_days_and_the_hours_of_all_jobs_together_stay_if_submissions_are_true_to_the_day(tmp_path, month):
+def test_days_and_total_hours_stay_where_submissions_keep_their_day(tmp_path, month):
     export_history(month, anonymously(tmp_path))
     before, after = described(month), described(again(tmp_path / "out" / "jobs.parquet"))
     assert after["week_shape"] == before["week_shape"]
@@ -341,7 +341,7 @@ def test_a_job_that_only_waits_can_be_exported(tmp_path):
     assert again(tmp_path / "out" / "jobs.parquet").jobs["started_at"].isna().all()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_and_leaves_no_key(tmp_path):
+def test_a_folder_that_cannot_be_made_leaves_no_key(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(FileUnwritable, match="cannot be"):
         export_history(a_history(a_job()), anonymously(tmp_path))

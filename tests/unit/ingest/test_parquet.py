@@ -73,7 +73,7 @@ def test_a_zone_that_is_given_comes_before_that_of_the_file(tmp_path):
     assert open_trace(written(tmp_path, jobs_frame(a_job())), timezone="Asia/Tokyo").timezone == "Asia/Tokyo"
 
 
-def test_the_number_of_a_restart_stays_also_where_the_runs_before_are_missing(tmp_path):
+def test_a_restart_keeps_its_number_where_earlier_runs_are_missing(tmp_path):
     assert read(written(tmp_path, jobs_frame(a_job(restart=2)))).jobs["restart"].tolist() == [2]
 
 
