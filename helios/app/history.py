@@ -247,7 +247,7 @@ def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
 
     Both are empty where there is nothing.
     """
-    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
 
     found = warehouse.old_rows(cluster)
     if not found:

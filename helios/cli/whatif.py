@@ -179,9 +179,6 @@ def whatif_(
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
 
 
-# The wait of one job in a replay.
-
-
 @commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
 @expand
 def explain_in_replay(
@@ -238,9 +235,6 @@ def explain_in_replay(
         )
         found = explain_wait(history, request, job, progress=progress)
     print_result(found.to_json(), *found.parts(), as_json=as_json)
-
-
-# Replays under the rules of Slurm.
 
 
 @commands.command("slurm")
