@@ -25,7 +25,6 @@ from helios.app.advise import advise
 from helios.app.explain import ID_USED_BEFORE, LOOK_BACK, JobUnknown, explain, explain_node, find_queued, node_status
 from helios.app.history import choose_cluster
 from helios.app.operations import Operations
-from helios.app.study import latest_study
 from helios.config import Settings
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot, seconds_of
@@ -33,6 +32,7 @@ from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
 from helios.report.html import PageSection, TableCells
 from helios.report.job import JobExplanation
+from helios.report.stored_study import latest_study
 from helios.report.tables import counted
 from helios.units import as_count, count_in_words, duration, in_number, write_count
 from helios.warehouse import Warehouse
