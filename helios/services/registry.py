@@ -21,11 +21,11 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from helios.choices import Domain
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import PoolService, Service
+from helios.ports import Service
 
 GROUP = "helios.services"
 POOL_GROUP = "helios.pool_services"
-"""Group of :class:`helios.ports.PoolService`."""
+"""Group of :class:`helios.training.ports.PoolService`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,20 +104,6 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
     """
     service_class = find(name)
     return make_service(service_class, checked_options(service_class, options, name=name), name=name)
-
-
-def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
-    """Return a pool service by name.
-
-    Raises
-    ------
-    ServiceUnknown, ServiceInvalid
-        As :func:`build`.
-    """
-    service_class = find(name, POOL_GROUP)
-    service: Any = make_service(service_class, checked_options(service_class, options, name=name), name=name)
-    result: PoolService = service
-    return result
 
 
 def find(name: str, group: str = GROUP) -> type[Any]:

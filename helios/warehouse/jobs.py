@@ -25,7 +25,7 @@ from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid, NothingUnderstood
 from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind, Mode
-from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.warehouse import old_readings, schema
 from helios.warehouse.bulk import (
     Bulk,

@@ -42,7 +42,7 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
 from helios.warehouse.bulk import stored_time
