@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from helios.app.history import LoadedHistory, choose_cluster
+from helios.app.history import LoadedHistory, choose_cluster, live_window
 from helios.config import Energy
-from helios.errors import UsageError
+from helios.errors import NotEnoughHistory, UsageError
+from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.statistics import student_t
 from helios.metrics.study import jobs as job_findings
 from helios.metrics.study import levels
@@ -28,6 +29,7 @@ from helios.metrics.study.figures import study_figures
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.levels import RecordedLevels, idle_beside_waiting_levels
+from helios.metrics.window import RECORD_COLUMNS, record_window
 from helios.model import UntrackedGpus
 from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, write_private
@@ -74,6 +76,8 @@ class Study:
         The jobs of the window.
     capacity : Capacity
         What was in service.
+    size : ClusterCapacity, optional
+        Size of the cluster, as all commands say it.
     idle : IdleByDay, optional
         Idle units beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
@@ -86,6 +90,7 @@ class Study:
 
     history: StudyHistory
     capacity: Capacity
+    size: ClusterCapacity | None
     idle: IdleByDay | None
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
@@ -106,9 +111,8 @@ class Study:
             "hours_are": "held in the window" if history.has_starts else "of jobs submitted in the window",
             "blocks": {"kind": history.blocks.kind, "n": history.blocks.n},
             "capacity": {
-                "source": self.capacity.source,
-                "at_least": self.capacity.at_least,
-                "mean": float(self.capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
+                **({} if self.size is None else self.size.to_json()),
+                "mean_in_service": float(self.capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
                 "pools": list(self.capacity.pools),
             },
             "statements": [statement.to_json() for statement in self.statements],
@@ -334,9 +338,14 @@ def load_study(
         row = choose_cluster(warehouse, cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
         since, until = window(timezone)
-        records = read_records(warehouse, name, timezone=timezone, since=since, until=until)
+        covered, record = live_window(warehouse, name), None
+        if since is not None or until is not None:
+            # A part of the jobs does not tell in which window the record is complete.
+            record = record_window(warehouse.jobs(name, columns=RECORD_COLUMNS), asked=covered)
+        loaded, records = read_records(warehouse, name, timezone=timezone, since=since, until=until)
     progress("Reading the warehouse", 1.0)
-    return records
+    loaded = replace(loaded, nodes=records.nodes, covered=covered, record=record)
+    return loaded, records
 
 
 def read_records(
@@ -378,13 +387,16 @@ def study(
 
     Raises
     ------
+    NotEnoughHistory
+        No job was submitted, waited or ran in the window.
     UsageError
-        The window is empty, or a partition does not exist.
+        The window ends before it begins, or a partition does not exist.
     """
     if since is not None and until is not None and since >= until:
         raise UsageError("The window ends before it begins.", hint="Give --from before --to")
     progress("Studying", 0.0)
-    notes = loaded.notes
+    notes, size = loaded.notes, loaded.capacity
+    record = loaded.record or record_window(loaded.jobs)
     history = read_history(
         _select_partitions(loaded.jobs[list(COLUMNS)], partitions),
         cluster=loaded.cluster,
@@ -394,6 +406,12 @@ def study(
         resource=resource,
     )
     del loaded  # so that only one history is in memory, unless the caller keeps it
+    if not len(history.size):
+        spans = "" if record is None else f"; the record spans {record.span}"
+        raise NotEnoughHistory(
+            f"No job of {history.cluster} was submitted, waited or ran in the window{spans}.",
+            hint="Choose --from and --to within it.",
+        )
     records = records or NodeRecords()
     capacity = find_capacity(
         history,
@@ -409,6 +427,7 @@ def study(
     return Study(
         history=history,
         capacity=capacity,
+        size=size,
         idle=idle,
         findings=tuple(findings),
         statements=tuple(statements(findings, unit=history.unit, source=source)),
@@ -507,7 +526,10 @@ def weekly_changes(loaded: LoadedHistory, *, end: datetime, records: NodeRecords
         if jobs.empty:
             break
         week_history = replace(loaded, jobs=jobs)
-        weeks.append(study(week_history, since=since, until=until, records=records).statements)
+        try:
+            weeks.append(study(week_history, since=since, until=until, records=records).statements)
+        except NotEnoughHistory:  # of its jobs nobody knows when they ended
+            break
     if not weeks:
         return WeeklyChanges(levels={}, sentences=())
     sentences = []
