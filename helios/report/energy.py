@@ -20,7 +20,7 @@ from helios.report.tables import figure, plain_table
 from helios.units import DAY_S, count_in_words, duration_in_words, percent, rounded_duration
 
 if TYPE_CHECKING:  # it imports numba, which the ledger does not need
-    from helios.services.energy_saving import Choice
+    from helios.services.energy_saving.sizing import Choice
 
 ALWAYS_ON = "always_on"
 TIMERS_MIN = (30, 10)

@@ -22,11 +22,11 @@ from helios.metrics.spare_nodes import (
     SAFE_RULE,
     WEEKS,
     AwakeRule,
-    PoolUse,
     SpareChoice,
     choose_rules,
     use_by_minute,
 )
+from helios.model import PoolUse
 from helios.simulate import ClusterShape, SimCluster, Workload
 from helios.simulate.node_series import SeriesRun, oracle_levels, replay_levels
 from helios.units import DAY_S

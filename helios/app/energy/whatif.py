@@ -49,7 +49,8 @@ from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import AHEAD_S, DAY, Calendar, Forecasts, Wanted, assemble
 from helios.predict.job_table import JobTable, causal_features, past_mean_s
 from helios.report.energy import ChosenRule, ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult
-from helios.services.energy_saving import LARGE, LONGEST_S, Ces, CesOptions, Choice, published_values, target_levels
+from helios.services.energy_saving.sized import LARGE, SizedCes, published_values, target_levels
+from helios.services.energy_saving.sizing import LONGEST_S, Choice, SizingOptions
 from helios.simulate import SimCluster, Sleep
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
 from helios.slurm.node_weights import BLOCK_NODES
@@ -108,7 +109,7 @@ class EnergySeriesRequest:
         First moment that counts, and the first that does not; aware. All before it is history.
     calendar : Calendar
         The site's.
-    options : CesOptions
+    options : SizingOptions
         Options of CES.
     gpus_per_node : int
         All of them draw power while a node is busy.
@@ -119,7 +120,7 @@ class EnergySeriesRequest:
     series: NodeSeries
     window: tuple[datetime, datetime]
     calendar: Calendar
-    options: CesOptions = field(default_factory=CesOptions)
+    options: SizingOptions = field(default_factory=SizingOptions)
     gpus_per_node: int = 8
     forecasts: Forecasts | None = None
 
@@ -136,7 +137,7 @@ class EnergyJobsRequest:
         free. Every policy meets the same draws of it.
     calendar : Calendar
         The site's.
-    options : CesOptions
+    options : SizingOptions
         Options of CES.
     policies : sequence of str
         Which of ``POLICIES``; ``always_on`` is always included.
@@ -148,7 +149,7 @@ class EnergyJobsRequest:
 
     replay: WhatIfRequest
     calendar: Calendar
-    options: CesOptions = field(default_factory=CesOptions)
+    options: SizingOptions = field(default_factory=SizingOptions)
     policies: Sequence[str] = POLICIES
     history_days: int = 180
     delayed_submissions: float = DELAYED_SUBMISSIONS
@@ -322,7 +323,7 @@ def _work(seconds: NodeSeconds) -> float:
     return seconds.gpus_busy + seconds.cpus_busy
 
 
-def forecasts_read(options: CesOptions, nodes: float) -> Wanted:
+def forecasts_read(options: SizingOptions, nodes: float) -> Wanted:
     """Return the parts of forecasts of a pool that CES reads."""
     mean_s = 2 * published_values(options, nodes)["f_s"]
     mean, most = (AHEAD_S[: bisect_left(AHEAD_S, longest_s) + 1] for longest_s in (mean_s, LONGEST_S))
@@ -566,7 +567,7 @@ def _forecast_series(
     return assemble({request.series.name: (aligned.busy, aligned.total, forecasts)}, ended_s=aligned.ended_s)
 
 
-def _policies(aligned: _AlignedSeries, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
+def _policies(aligned: _AlignedSeries, demand: Demand, options: SizingOptions) -> Iterator[tuple[str, Steps, bool]]:
     """Yield each policy with its levels over the fine steps.
 
     Levels start with the run-in. The last value is whether nodes may fall asleep at any fine step.
@@ -729,7 +730,7 @@ def _replay_policy(policy: str, context: _ServiceContext, progress: Progress) ->
         context.chosen = tuple(
             ChosenRule(pool=pool, days=None, choice=choice)
             for service in active_services
-            if isinstance(service, Ces)
+            if isinstance(service, SizedCes)
             for pool, choice in service.choices.items()
         )
     return replay
@@ -806,9 +807,9 @@ def _front(context: _ServiceContext, replays: Mapping[str, EnergyReplay], progre
 def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
     options = context.request.options
     if policy in RULES:
-        yield Ces(replace(options, rule=RULES[policy]))
+        yield SizedCes(replace(options, rule=RULES[policy]))
     elif policy.startswith("ces"):
-        yield Ces(options)
+        yield SizedCes(options)
 
 
 def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> Demand:
