@@ -7,7 +7,7 @@ Hostlists are in Slurm's notation, such as ``gpu[01-04,07],login1``. ClusterShel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -237,6 +237,27 @@ class Demand:
         cut = slice(max(self.busy.shape[1] - n_steps, 0), None)
         steps = {name: getattr(self, name)[:, cut] for name in ("busy", "total", "point", "mean", "most")}
         return replace(self, **steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeForecast:
+    """Nodes in use of each pool, and those expected, by step.
+
+    Everything in row t was known at the end of step t. The last row is the current step.
+
+    Attributes
+    ----------
+    ended_s : int
+        End of the last step, s since the epoch.
+    busy : mapping of str to float64 array of shape (n_steps,)
+        Most nodes in use at once within each step of ``STEP_S``, oldest first, by pool.
+    expected : mapping of str to float64 array of shape (n_steps, n_hours)
+        Mean nodes in use expected in each hour after the end of a step; NaN where no forecast was made.
+    """
+
+    ended_s: int
+    busy: Mapping[str, NDArray[np.float64]]
+    expected: Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
