@@ -84,7 +84,7 @@ def mean_of_hour(busy: Values) -> Values:
 
 def most_of_hour(busy: Values) -> Values:
     """Return the most within the hour that ends with each step."""
-    return _rolling(busy, HOUR).max().to_numpy()
+    return np.asarray(_rolling(busy, HOUR).max())
 
 
 def _rolling(values: Values, n_steps: int) -> Any:
@@ -173,7 +173,7 @@ def train(history: NodeHours, *, until: int, hours: int) -> lightgbm.Booster | N
 def expect(model: lightgbm.Booster, history: NodeHours, rows: Rows, hours: int) -> Values:
     """Return the nodes expected in each hour after each of the steps, of shape (len(rows), hours)."""
     changes = np.asarray(model.predict(history.features(rows, hours), num_threads=1)).reshape(len(rows), hours)
-    return np.maximum(history.hourly[rows, None] + changes * SPREAD[:hours], 0.0)
+    return np.asarray(np.maximum(history.hourly[rows, None] + changes * SPREAD[:hours], 0.0))
 
 
 def expect_all(
