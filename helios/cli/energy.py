@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,7 +13,6 @@ from helios.cli.options import AsJson, HistoryOptions, Machine, Report, configur
 from helios.cli.output import print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
-
 
 commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle nodes to sleep would save.")
 
@@ -147,7 +146,7 @@ def whatif(
     print_result(found.to_json(), energy_table(found, width=width()), as_json=as_json)
 
 
-def _accepted(settings: Settings) -> dict[str, float]:
+def _accepted(settings: Settings) -> dict[str, Any]:
     """Return the delays and wakes that the site accepts of the service ces.
 
     Raises

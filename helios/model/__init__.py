@@ -26,6 +26,8 @@ from helios.model.nodes import (
     NodeForecast,
     NodePower,
     NodeSeries,
+    NodeUse,
+    PoolUse,
     PowerSettings,
     node_pools,
     pool_names,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -90,6 +90,11 @@ def _invalid(text: str, why: str) -> HostlistInvalid:
 
 STEP_S = 600
 """Length of a step of node demand, s. The published CES decides every ten minutes."""
+MINUTES_PER_DAY = 1_440
+
+
+OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
+"""Flags of a node on which no job should start."""
 
 
 class NodePower(StrEnum):
@@ -175,6 +180,61 @@ class PowerSettings:
     can_keep_awake: bool = False
     why_not: str = ""
     keep_awake_meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolUse:
+    """Nodes of a pool in use by minute, had all been awake.
+
+    Attributes
+    ----------
+    nodes : int
+        Nodes of the pool.
+    most, last : int64 arrays of shape (n_minutes,)
+        Most nodes in use at once in each minute, and those at its end.
+    raised : int64 array of shape (n_minutes,)
+        Most nodes in use after a start that took an idle node; 0: there was no such start.
+    submissions : int
+        Minutes in which jobs were submitted.
+    has_holes : bool
+        Whether use is missing from the record at times.
+    """
+
+    nodes: int
+    most: NDArray[np.int64]
+    last: NDArray[np.int64]
+    raised: NDArray[np.int64]
+    submissions: int
+    has_holes: bool = False
+
+    @property
+    def days(self) -> float:
+        """Length of the record."""
+        return len(self.most) / MINUTES_PER_DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeUse:
+    """Nodes in use of each pool, as recorded jobs tell.
+
+    Pools are named as by :func:`node_pools`, so that each node counts in one of them.
+
+    Attributes
+    ----------
+    ended_s : int
+        End of the record, s since the epoch.
+    recent : mapping of str to int64 array
+        Most nodes in use at once in each of the last minutes, oldest first. The last minute ends at ``ended_s``.
+    past : mapping of str to PoolUse
+        The weeks before the last midnight, on which rules are tried.
+    energy : mapping
+        What the site gives in ``[energy]``, by name.
+    """
+
+    ended_s: int
+    recent: Mapping[str, NDArray[np.int64]]
+    past: Mapping[str, PoolUse]
+    energy: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from helios.errors import FrameInvalid
 from helios.model.frames import TIME, frame_kind
 from helios.model.job_sizes import largest_nodes
-from helios.model.nodes import NODE_STATES, Demand, PowerSettings
+from helios.model.nodes import NODE_STATES, Demand, NodeUse, PowerSettings
 
 QUEUE = frame_kind(
     "queue",
@@ -81,6 +81,8 @@ class Snapshot:
         Columns of ``NODE_STATES``.
     power : PowerSettings, optional
         How the cluster powers nodes. None where it was not read, as where no service acts on nodes.
+    use : NodeUse, optional
+        How many nodes were in use, by minute. None where it is not known.
     demand : Demand, optional
         How many nodes are needed and will be needed. None for no forecast.
     longest_own_wait_s : float
@@ -97,6 +99,7 @@ class Snapshot:
     running: pd.DataFrame
     nodes: pd.DataFrame
     power: PowerSettings | None = None
+    use: NodeUse | None = None
     demand: Demand | None = None
     longest_own_wait_s: float = math.nan
     size_orders: bool = False

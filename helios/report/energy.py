@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.markup import escape
 
-from helios.model.frames import plain
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
-from helios.report.tables import figure, plain_table
-from helios.units import DAY_S, count_in_words, duration_in_words, percent, rounded_duration
-
-if TYPE_CHECKING:  # it imports numba, which the ledger does not need
-    from helios.services.energy_saving import Choice
+from helios.units import DAY_S, duration_in_words, percent
 
 ALWAYS_ON = "always_on"
 TIMERS_MIN = (30, 10)

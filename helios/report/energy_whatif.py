@@ -289,10 +289,11 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
     sentences += [_delay_sentence(ces)]
     if timer := result.of(TIMER):
         sentences.append(_timer_sentence(ces, timer, result, saved.get(TIMER)))
+    pools = [f"In {choice.pool} " if len(result.spare) > 1 else "" for choice in result.spare]
     return sentences + [
-        f"In {choice.pool} as many nodes stay awake as were in use in the last "
+        f"{pool}{'as' if pool else 'As'} many nodes stay awake as were in use in the last "
         f"{rounded_duration(choice.memory_s)}, and {choice.reason}."
-        for choice in result.spare
+        for pool, choice in zip(pools, result.spare, strict=True)
     ]
 
 
@@ -309,9 +310,7 @@ def _delay_sentence(ces: PolicyResult) -> str:
     )
 
 
-def _timer_sentence(
-    ces: PolicyResult, timer: PolicyResult, result: EnergyWhatIf, weekly: WeeklySaving | None
-) -> str:
+def _timer_sentence(ces: PolicyResult, timer: PolicyResult, result: EnergyWhatIf, weekly: WeeklySaving | None) -> str:
     kwh = (ces.saved_kwh - timer.saved_kwh) / result.days
     interval = weekly.interval(sign=1 if kwh >= 0 else -1) if weekly else ""
     delays = (

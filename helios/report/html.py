@@ -241,7 +241,7 @@ def render_energy_whatif(result: EnergyWhatIf) -> str:
         front = PageSection(
             title="Spare nodes",
             sentences=[
-                f"{front_title(result)[:-1]}. kWh a delay: what the last spare node costs for each delay that it spares."
+                f"{front_title(result)[:-1]}. kWh a delay: what the last spare node costs for each delay it spares."
             ],
             tables=[TableCells(header=[(name, False) for name in ("Spare", *columns)], rows=rows)],
         )

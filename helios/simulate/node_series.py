@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from helios.jit import entry_point
 from helios.metrics.node_usage import NodeSeconds
-from helios.metrics.spare_nodes import AwakeRule, nodes_to_change
+from helios.metrics.spare_nodes import AwakeRule, compiled_nodes_to_change
 
 _BUSY, _IDLE, _ASLEEP, _FALLING, _WAKING = range(5)
 _WOKEN, _SHORT = range(2)
@@ -235,7 +235,7 @@ def _follow_rule(  # noqa: PLR0917 - numba kernels are called by position
         if (t + 1) % every:
             continue
         if counts_use:
-            change = nodes_to_change(busy[t], peak[t], spare, powered, total[t])
+            change = compiled_nodes_to_change(busy[t], peak[t], spare, powered, total[t])
         else:
             change = min(max(spare, busy[t]), total[t]) - powered
         if wakes == _NEVER or (wakes == _SHORT_OF_NODES and not was_short):

@@ -375,7 +375,14 @@ class LazySnapshot(Snapshot):
     ) -> LazySnapshot:
         """Return a snapshot taken at ``now_s``."""
         snapshot = cls.__new__(cls)
-        fields = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
+        fields = {
+            "taken_at": moment(now_s),
+            "cluster": cluster,
+            "power": power,
+            "use": None,
+            "demand": None,
+            "size_orders": False,
+        }
         private = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
         for name, value in (fields | private).items():
             object.__setattr__(snapshot, name, value)

@@ -11,6 +11,7 @@ from helios.testing.builders import (
     a_pending_job,
     a_running_job,
     a_snapshot,
+    a_use,
     frame_of,
     power_settings,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "a_running_job",
     "a_snapshot",
     "a_trial",
+    "a_use",
     "check_cluster",
     "check_pool_service",
     "check_service",

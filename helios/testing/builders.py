@@ -25,9 +25,12 @@ from helios.model import (
     Demand,
     FrameKind,
     JobState,
+    NodeUse,
+    PoolUse,
     PowerSettings,
     Snapshot,
 )
+from helios.model.nodes import MINUTES_PER_DAY
 from helios.ports import HORIZON_S
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -137,6 +140,7 @@ def a_snapshot(
     taken_at: datetime = NOON,
     cluster: str = "venus",
     power: PowerSettings | None = None,
+    use: NodeUse | None = None,
     demand: Demand | None = None,
 ) -> Snapshot:
     """Return a valid snapshot of the given rows, in the given order.
@@ -151,8 +155,8 @@ def a_snapshot(
         Time of the snapshot.
     cluster : str
         Name of the cluster.
-    power, demand : optional
-        As :func:`power_settings` and :func:`a_demand` return them. None means that the snapshot has none.
+    power, use, demand : optional
+        As :func:`power_settings`, :func:`a_use` and :func:`a_demand` return them. None means that it has none.
     """
     return Snapshot(
         taken_at=taken_at,
@@ -161,6 +165,7 @@ def a_snapshot(
         running=frame_of(QUEUE, running),
         nodes=frame_of(NODE_STATES, [a_node()] if nodes is None else nodes),
         power=power,
+        use=use,
         demand=demand,
     )
 
@@ -183,6 +188,57 @@ def power_settings(**overrides: Any) -> PowerSettings:
         "can_keep_awake": True,
     }
     return PowerSettings(**(values | overrides))
+
+
+def a_use(
+    in_use: Mapping[str, Sequence[int] | int] | None = None,
+    *,
+    nodes: int = 16,
+    at: datetime = NOON,
+    days: int = 28,
+    submissions: int = 10_000,
+    has_holes: bool = False,
+    **energy: float,
+) -> NodeUse:
+    """Return a record of nodes in use that ends at ``at``.
+
+    Parameters
+    ----------
+    in_use : mapping, optional
+        Nodes in use of each pool, by minute until ``at``. A number means so many for ``days`` days. None means 4 nodes
+        in pool ``gpu``.
+    nodes : int
+        Nodes of each pool.
+    submissions : int
+        Minutes in which jobs were submitted, in each pool.
+    has_holes : bool
+        Whether use is missing from the record at times.
+    **energy
+        Fields of :class:`helios.config.Energy` that the site gives.
+    """
+    minutes = {
+        pool: np.array([used] * (days * MINUTES_PER_DAY) if isinstance(used, int) else used, dtype=np.int64)
+        for pool, used in ({"gpu": 4} if in_use is None else in_use).items()
+    }
+    ended_s = int(at.timestamp())
+    today = ended_s // 60 % MINUTES_PER_DAY
+    return NodeUse(
+        ended_s=ended_s,
+        recent={pool: last[-180:] for pool, last in minutes.items()},
+        past={
+            pool: PoolUse(
+                nodes=nodes,
+                most=np.maximum(last, np.concatenate([last[:1], last[:-1]])),
+                last=last,
+                raised=np.where(np.diff(last, prepend=last[:1]) > 0, last, 0),
+                submissions=submissions,
+                has_holes=has_holes,
+            )
+            for pool, whole in minutes.items()
+            for last in (whole[: max(len(whole) - today, 0)],)
+        },
+        energy=energy,
+    )
 
 
 def a_demand(

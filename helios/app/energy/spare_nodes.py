@@ -20,10 +20,10 @@ from helios.metrics.spare_nodes import (
     CHECK_S,
     SAFE_RULE,
     AwakeRule,
-    PoolUse,
     SpareChoice,
     use_by_minute,
 )
+from helios.model import PoolUse
 from helios.simulate import ClusterShape, Workload
 from helios.simulate.cluster_nodes import NodeHolding
 from helios.simulate.node_series import SeriesRun, oracle_levels, replay_levels
@@ -74,9 +74,7 @@ def timer_rule(spare: int, *, counts_busy: bool) -> AwakeRule:
 
 def chosen_rules(choices: Mapping[str, SpareChoice], *, spare: int | None = None) -> tuple[AwakeRule, ...]:
     """Return the chosen rule of each partition, or with another number of spare nodes in all of them."""
-    return tuple(
-        choice.rule if spare is None else replace(choice.rule, spare=spare) for choice in choices.values()
-    )
+    return tuple(choice.rule if spare is None else replace(choice.rule, spare=spare) for choice in choices.values())
 
 
 def oracle_run(uses: Mapping[str, PoolUse], energy: Energy, always_on: SeriesRun) -> SeriesRun:

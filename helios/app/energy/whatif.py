@@ -8,6 +8,7 @@ and the levels of the paper's rule follow from. Only the oracle knows the window
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -33,18 +34,16 @@ from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
-from helios.metrics.node_usage import NodeSeconds
 from helios.metrics.spare_nodes import (
     CHECK_S,
     CYCLES_PER_NODE_DAY,
     DELAYED_SUBMISSIONS,
     WEEKS,
     AwakeRule,
-    PoolUse,
     SpareChoice,
     choose_rules,
 )
-from helios.model import STEP_S
+from helios.model import STEP_S, PoolUse
 from helios.ports import Progress, no_progress
 from helios.predict.node_demand import NodeHours, expect_all, mean_of_hour
 from helios.report.energy_whatif import ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult
@@ -78,6 +77,8 @@ POLICIES = (
     "oracle",
 )
 """In the order in which they are shown."""
+COMPARED: tuple[str, ...] = ("ces", "always_on", "idle_timer_30min")
+"""Policies that are compared week by week, the first with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,7 +155,7 @@ def energy_on_jobs(
         found["oracle"] = replays.oracle(found["always_on"])
     results = {policy: _result(policy, replay, found, replays) for policy, replay in found.items()}
     runs = {policy: replay.run for policy, replay in found.items()}
-    compared = {name: runs[name] for name in ("ces", "always_on", "idle_timer_30min") if name in runs}
+    compared = {name: runs[name] for name in COMPARED if name in runs}
     begin_s, end_s = replays.window_s
     machine = replays.setup.machine
     front = _front(replays, found) if "ces" in request.policies else ()
@@ -253,7 +254,7 @@ class _Replays:
         self.progress("Replaying the jobs", min(self.done / (len(POLICIES) + len(FRONT)), 1.0))
         first, last = tallies[0], tallies[-1]
         totals = [tally.total for tally in tallies]
-        hourly = tuple(after - before for before, after in zip(totals[:-1], totals[1:], strict=True))
+        hourly = tuple(after - before for before, after in itertools.pairwise(totals))
         total = totals[-1] - totals[0]
         gpus_of = dict(
             zip(self.setup.machine.shape.partitions, self.setup.machine.shape.gpus_per_node.tolist(), strict=True)
@@ -274,9 +275,7 @@ class _Replays:
             gpu_utilization=total.gpus_busy / powered_gpu_s if total.gpus_busy and powered_gpu_s else None,
         )
 
-    def nodes(
-        self, rules: tuple[AwakeRule, ...], *, timer_s: int | None = None, in_blocks: bool = False
-    ) -> NodeReplay:
+    def nodes(self, rules: tuple[AwakeRule, ...], *, timer_s: int | None = None, in_blocks: bool = False) -> NodeReplay:
         """Return the nodes before the first job."""
         machine, replay = self.setup.machine, self.request.replay
         return NodeReplay(
@@ -304,9 +303,7 @@ class _Replays:
 
     def uses(self, begin_s: int, end_s: int) -> dict[str, PoolUse]:
         """Return the use of each partition by minute under the safe rule."""
-        return use_of_pools(
-            self.holding, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s
-        )
+        return use_of_pools(self.holding, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s)
 
     @cached_property
     def choices(self) -> dict[str, SpareChoice]:
@@ -396,9 +393,7 @@ def _front(replays: _Replays, found: Mapping[str, EnergyReplay]) -> tuple[FrontR
     return tuple(rows)
 
 
-def _result(
-    policy: str, replay: EnergyReplay, found: Mapping[str, EnergyReplay], replays: _Replays
-) -> PolicyResult:
+def _result(policy: str, replay: EnergyReplay, found: Mapping[str, EnergyReplay], replays: _Replays) -> PolicyResult:
     begin_s, end_s = replays.window_s
     always, workload, energy = found["always_on"].run, replays.setup.workload, replays.energy
     total_nodes = float(replays.setup.machine.shape.nodes.sum())

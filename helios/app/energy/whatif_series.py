@@ -24,11 +24,10 @@ from helios.metrics.spare_nodes import (
     CYCLES_PER_NODE_DAY,
     DELAYED_SUBMISSIONS,
     WEEKS,
-    PoolUse,
     SpareChoice,
     choose_rules,
 )
-from helios.model import STEP_S, NodeSeries
+from helios.model import STEP_S, NodeSeries, PoolUse
 from helios.ports import Progress, no_progress
 from helios.predict.node_demand import DAY, NodeHours, expect_all, mean_of_hour
 from helios.report.energy_whatif import ChosenSpare, EnergyWhatIf
@@ -40,6 +39,8 @@ Steps = NDArray[np.float64]
 
 RUN_IN = 3 * DAY
 """Steps before the window over which every policy already runs, so that its effect has built up."""
+COMPARED = ("ces", "always_on", "idle_timer_30min")
+"""Policies that are compared week by week, the first with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +69,7 @@ class EnergySeriesRequest:
     cycles_per_node_day: float = CYCLES_PER_NODE_DAY
 
 
-def energy_on_series(
-    request: EnergySeriesRequest, *, energy: Energy, progress: Progress = no_progress
-) -> EnergyWhatIf:
+def energy_on_series(request: EnergySeriesRequest, *, energy: Energy, progress: Progress = no_progress) -> EnergyWhatIf:
     """Run every policy over the window of a series.
 
     Parameters
@@ -97,7 +96,7 @@ def energy_on_series(
         for policy, run in runs.items()
     ]
     most = results[-1].saved_kwh
-    compared = {name: runs[name] for name in ("ces", "always_on", "idle_timer_30min")}
+    compared = {name: runs[name] for name in COMPARED}
     return EnergyWhatIf(
         kind="series",
         name=request.series.name,
@@ -179,7 +178,7 @@ def _align(request: EnergySeriesRequest) -> _AlignedSeries:
             f"The window from {_format_time(begin_s)} to {_format_time(end_s)} cannot be replayed: {series.name} spans "
             f"{_format_time(start_s)} to {_format_time(start_s + n_steps * STEP_S)}, and it takes at least a day "
             "before the window.",
-            hint="Choose --from and --to within the series, with some weeks before --from, on which the rule is chosen.",
+            hint="Choose --from and --to within the series, with weeks before --from to choose the rule on.",
         )
     fine = slice(skipped, skipped + end_step * fine_per_step)
     total = series.total[fine].astype(np.float64)

@@ -33,7 +33,7 @@ from helios.units import count_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CesOptions:
+class SizingOptions:
     """Options of the energy-saving service (CES).
 
     Attributes
@@ -456,7 +456,7 @@ class SizingPlan:
 
 
 def plan_sizing(
-    demand: KnownDemand, options: CesOptions, *, from_step: int = 0, memo: Memo | None = None
+    demand: KnownDemand, options: SizingOptions, *, from_step: int = 0, memo: Memo | None = None
 ) -> SizingPlan:
     """Run the rules from ``from_step`` on, with a choice at each midnight.
 
@@ -513,7 +513,7 @@ def plain_rule() -> Rule:
     return Rule(name=name, setting=SizingParameters(FIRST_RECENT, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
 
 
-def choose_rule(demand: KnownDemand, options: CesOptions) -> Choice:
+def choose_rule(demand: KnownDemand, options: SizingOptions) -> Choice:
     """Return the best rule over the last whole weeks.
 
     By default only rules are admitted that in each week slept no less than the published rule, woke no oftener and had
@@ -564,7 +564,7 @@ def _weeks_before(demand: KnownDemand, day_of: NDArray[np.int64], day: int, week
     return after - WEEK * min(n_weeks, weeks), after
 
 
-def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
+def _admitted(score: SizingScore, options: SizingOptions) -> NDArray[np.bool_]:
     n_steps = score.wakes.shape[1] * WEEK
     admitted = np.ones(len(score.wakes), dtype=np.bool_)
     if options.risk is not None:
@@ -579,7 +579,7 @@ def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
     return admitted & every_week
 
 
-def _reason(chosen: Rule | None, options: CesOptions, n_weeks: int) -> str:
+def _reason(chosen: Rule | None, options: SizingOptions, n_weeks: int) -> str:
     if chosen is None:
         return f"no rule kept to the risk and the wake-ups accepted in the last {n_weeks} weeks, so nothing sleeps"
     if options.wake_ups_per_day is not None:
@@ -672,7 +672,7 @@ def _forecasts_used(demand: KnownDemand) -> Iterator[tuple[int, int]]:
             yield demand.ahead_s.index(coming[0]), demand.levels.index(coming[1])
 
 
-def _key_maker(demand: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
+def _key_maker(demand: KnownDemand, options: SizingOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
     """Return a function that makes the memo's key of a range of days.
 
     Its parameters are the first steps of the first day and of the day after the last. The key is a digest of all inputs

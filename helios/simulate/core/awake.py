@@ -7,7 +7,7 @@ cluster's own timer that leaves some nodes awake, and a rule that wakes nodes on
 from __future__ import annotations
 
 from helios.jit import kernel
-from helios.metrics.spare_nodes import nodes_to_change
+from helios.metrics.spare_nodes import compiled_nodes_to_change
 from helios.simulate.core.nodes import first_node, partition_of_node, put_to_sleep, wake
 from helios.simulate.core.state import ASLEEP, NOBODY, RECENT_CHECKS, EngineState
 
@@ -52,7 +52,7 @@ def _nodes_to_change(state: EngineState, partition: int, number: int) -> int:
     if part.is_floor:
         change = min(max(part.spare, part.holding), part.nodes) - powered
     else:
-        change = nodes_to_change(part.holding, peak, part.spare, powered, part.nodes)
+        change = compiled_nodes_to_change(part.holding, peak, part.spare, powered, part.nodes)
     wakes = part.wakes == WAKES_AHEAD or (part.wakes == WAKES_SHORT and part.was_short)
     return int(change if wakes else min(change, 0))
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helios.services.energy_saving import CesOptions as Goal
 from helios.services.energy_saving.sizing import (
     DAY,
     PUBLISHED,
@@ -26,6 +25,7 @@ from helios.services.energy_saving.sizing import (
     plan_sizing,
     published_rule,
 )
+from helios.services.energy_saving.sizing import SizingOptions as Goal
 
 GOAL = Goal(risk=None, wake_ups_per_day=None, penalty=100.0, spare=1.0, weeks=4)
 MIDNIGHT_S = 19_723 * 86_400
