@@ -44,7 +44,7 @@ COMMANDS = {
     "daemon": ("system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
     "trace": ("trace:commands", "Load, describe and export job history."),
     "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
+    "forecast": ("forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
     "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
     "config": ("system:config_commands", "Show, check and write settings."),
     "report": ("report:commands", "Report waits, usage, prediction errors and decisions, with options as in sacct."),

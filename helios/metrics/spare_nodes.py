@@ -62,7 +62,7 @@ class AwakeRule:
     least_idle_s : int
         Time for which a node must have been idle to be put to sleep, s.
     counts_use : bool
-        Whether ``spare`` nodes are awake beyond those in use, or that many at least, those in use included.
+        Whether ``spare`` nodes are awake beyond those in use, or that many in all, those in use included.
     """
 
     memory_s: int

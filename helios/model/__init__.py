@@ -23,6 +23,7 @@ from helios.model.nodes import (
     NODE_STATES,
     STEP_S,
     Demand,
+    NodeForecast,
     NodePower,
     NodeSeries,
     NodeUse,

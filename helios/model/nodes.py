@@ -300,6 +300,27 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeForecast:
+    """Nodes in use of each pool, and those expected, by step.
+
+    Everything in row t was known at the end of step t. The last row is the current step.
+
+    Attributes
+    ----------
+    ended_s : int
+        End of the last step, s since the epoch.
+    busy : mapping of str to float64 array of shape (n_steps,)
+        Most nodes in use at once within each step of ``STEP_S``, oldest first, by pool.
+    expected : mapping of str to float64 array of shape (n_steps, n_hours)
+        Mean nodes in use expected in each hour after the end of a step; NaN where no forecast was made.
+    """
+
+    ended_s: int
+    busy: Mapping[str, NDArray[np.float64]]
+    expected: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeSeries:
     """Time series of busy and available nodes, at even steps.
 
