@@ -10,7 +10,6 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
@@ -67,14 +66,6 @@ WING_COMMANDS = {
 }
 """Where more subcommands of a command are, in a wing."""
 
-RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
-RENAMED_VERBS = {"power": {"turn": "run-cycle"}}
-RENAMED_OPTIONS = {"--office": "--domain"}
-"""Old names of commands, of their subcommands and of options.
-
-They are accepted for one release and are in no help.
-"""
-
 
 class CommandGroup(TyperGroup):
     """The group of all commands.
@@ -88,23 +79,8 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
-        name, command, rest = super().resolve_command(ctx, [replace_old_name(args[0], RENAMED_COMMANDS), *args[1:]])
-        rest = [replace_old_name(word, RENAMED_OPTIONS) for word in rest]
-        if rest and name in RENAMED_VERBS:
-            rest[0] = replace_old_name(rest[0], RENAMED_VERBS[name])
+        name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else import_command(name), rest
-
-
-def replace_old_name(word: str, names: Mapping[str, str]) -> str:
-    """Replace an old command or option name, with a note.
-
-    Any other word is returned as it is.
-    """
-    name, equals, value = word.partition("=")
-    if name not in names:
-        return word
-    typer.echo(f"note: {name} is called {names[name]} now; the old name goes with the next release.", err=True)
-    return f"{names[name]}{equals}{value}"
 
 
 def import_command(name: str) -> Any:

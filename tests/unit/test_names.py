@@ -29,7 +29,6 @@ NOT_YET = (
     "unit/power",
     "unit/predict/demand",
     "unit/services/ces",
-    "unit/test_renamed",
 )
 """Tests of what moves these days."""
 WORDS_MOST = 12

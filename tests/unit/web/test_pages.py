@@ -24,8 +24,9 @@ from helios.private_files import read_secret
 from helios.report.stored_study import study_path
 from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES, Site
+from helios.web.pages import ROUTES
 from helios.web.server import Access, openapi, web_application
+from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import NodeTown
 from tests.unit.app.sites import Town
