@@ -628,20 +628,6 @@ Chooser = Callable[[datetime], Chosen]
 """Function that chooses the model for a prediction made at a given time."""
 
 
-def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return a function that takes a snapshot of the live cluster.
-
-    The cluster is opened when the function is called.
-    """
-
-    def read_snapshot() -> Snapshot:
-        from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
-
-        return Operations(settings, cluster=cluster).site.cluster.snapshot()
-
-    return read_snapshot
-
-
 def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
     """Return a chooser among the models in the warehouse.
 

@@ -37,7 +37,8 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
-from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2

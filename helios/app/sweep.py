@@ -445,7 +445,7 @@ def _replay_on_client(
     from helios.app.sweep_worker import WithHistory, replay_on_worker  # noqa: PLC0415 - needs Dask
 
     fingerprint = package_fingerprint(history)
-    client.register_plugin(WithHistory(history, fingerprint))
+    client.register_plugin(WithHistory(history, fingerprint, SweepWorker))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
         client.submit(replay_on_worker, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place

@@ -68,8 +68,8 @@ from helios.ports import Progress, Service
 from helios.report.history import describe
 from helios.report.significance import Differences, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
-from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
+from helios.report.whatif_tables import differences_table, whatif_table
 from helios.services.qssf import OrderRule, Qssf
 from helios.services.registry import build, checked_options, domain_of
 

@@ -282,10 +282,8 @@ def slurm(
     """
     from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
     from helios.cli.replays import requested_services, write_whatif  # noqa: PLC0415 - as above
-    from helios.report.tables import (  # noqa: PLC0415 - as above
-        fidelity_table,
-        whatif_table,
-    )
+    from helios.report.tables import fidelity_table  # noqa: PLC0415 - as above
+    from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
     from helios.slurm.gpu_nodes import site_gpus  # noqa: PLC0415 - as above
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""Past jobs behind a prediction, the most similar ones and the last ones of its basis.
+"""Past jobs behind a prediction, the most similar and the last ones.
 
 The basis is the narrowest group of past jobs in which a job has ended. It follows from a row of features alone, so that
 a live prediction, a replay and an explanation cannot disagree. It shows which jobs were available. The weight of each

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
+from helios.report.order_check import OrderCheck
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
-
-if TYPE_CHECKING:  # order_check imports what compares these results
-    from helios.report.significance import OrderCheck
 
 POLICY_NAMES = {
     "fifo": "FIFO",

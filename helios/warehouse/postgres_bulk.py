@@ -1,4 +1,4 @@
-"""Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader."""
+"""Bulk transport for PostgreSQL by COPY, with Arrow's CSV writer and reader."""
 
 from __future__ import annotations
 

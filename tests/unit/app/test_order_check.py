@@ -12,7 +12,8 @@ from helios.app.order_check import CHECKED, DrawnWindow, check_order, live_scena
 from helios.app.scenarios import Policy, RunTimes
 from helios.app.whatif import WhatIfRequest, prepare_replay, replay_scenario
 from helios.errors import UsageError
-from helios.report.significance import CheckedOrder, ResampledUnit
+from helios.report.order_check import CheckedOrder
+from helios.report.significance import ResampledUnit
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
