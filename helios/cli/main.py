@@ -10,7 +10,6 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
@@ -25,12 +24,12 @@ from helios.cli.output import print_error
 from helios.errors import HeliosError
 
 # Where each command is in the package, and its line in the help; a test compares these lines with the commands' help.
-# Nothing else in the core names modules of the wings, training and study.
+# Modules of the wings, training and study, are named here and in app/nightly.py, and imported when they are used.
 COMMANDS = {
     "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
     "whatif": ("cli.whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
-    "study": ("cli.study:commands", "Say what a history shows of its cluster, and what follows from it."),
+    "study": ("study.commands:commands", "Say what a history shows of its cluster, and what follows from it."),
     "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
@@ -61,16 +60,11 @@ COMMANDS = {
     "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
-WING_COMMANDS = {"report": ("training.repeated.commands:commands",)}
+WING_COMMANDS = {
+    "report": ("training.repeated.commands:commands",),
+    "trace": ("study.export.commands:commands",),
+}
 """Where more subcommands of a command are, in a wing."""
-
-RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
-RENAMED_VERBS = {"power": {"turn": "run-cycle"}}
-RENAMED_OPTIONS = {"--office": "--domain"}
-"""Old names of commands, of their subcommands and of options.
-
-They are accepted for one release and are in no help.
-"""
 
 
 class CommandGroup(TyperGroup):
@@ -85,23 +79,8 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
-        name, command, rest = super().resolve_command(ctx, [replace_old_name(args[0], RENAMED_COMMANDS), *args[1:]])
-        rest = [replace_old_name(word, RENAMED_OPTIONS) for word in rest]
-        if rest and name in RENAMED_VERBS:
-            rest[0] = replace_old_name(rest[0], RENAMED_VERBS[name])
+        name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else import_command(name), rest
-
-
-def replace_old_name(word: str, names: Mapping[str, str]) -> str:
-    """Replace an old command or option name, with a note.
-
-    Any other word is returned as it is.
-    """
-    name, equals, value = word.partition("=")
-    if name not in names:
-        return word
-    typer.echo(f"note: {name} is called {names[name]} now; the old name goes with the next release.", err=True)
-    return f"{names[name]}{equals}{value}"
 
 
 def import_command(name: str) -> Any:

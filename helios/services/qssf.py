@@ -214,7 +214,7 @@ class QssfOptions:
         _require(self.every_s > 0, "every_s must be positive")
         _require(
             self.order in [*OrderRule],
-            f"order must be one of {', '.join(OrderRule)}; balanced was replaced by qssf, which ages",
+            f"order must be one of {', '.join(OrderRule)}",
         )
         _require(0 < self.wait_share < np.inf, "wait_share must be finite and positive")
         _require(0 <= self.bound_share < np.inf, "bound_share must be finite and not negative")

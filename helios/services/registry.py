@@ -20,7 +20,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.choices import Domain
-from helios.config import REMOVED_KEYS
 from helios.errors import ServiceInvalid, ServiceUnknown
 from helios.ports import Service
 
@@ -118,12 +117,9 @@ def find(name: str, group: str = GROUP) -> type[Any]:
     entries = _entries(group)
     if name not in entries:
         installed_names = ", ".join(sorted(entries)) or "none"
-        removed = REMOVED_KEYS.get(("services", name), "") if group == GROUP else ""
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
-            hint=f"It is gone; {removed}"
-            if removed
-            else f"Installed are: {installed_names}. Is the package that brings it installed?",
+            hint=f"Installed are: {installed_names}. Is the package that brings it installed?",
         )
     return _load_class(name, entries[name])
 
