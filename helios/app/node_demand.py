@@ -32,6 +32,11 @@ REFIT_S = 7 * 86_400
 PLACED_AT_LEAST = 0.95
 """Share of the ended jobs whose nodes must be known. A node whose jobs are missing looks idle, and would sleep."""
 
+_SUSPENDED_LEARNING = (
+    "the forecasters still learn from the history, which takes minutes after a start; the next cycles have it"
+)
+_NO_NODES = "no node of the cluster is in service"
+
 
 class NodeDemand:
     """Adds the demand for nodes to snapshots.
@@ -154,12 +159,6 @@ class _Learned:
 
         forecasts = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
         return replace(self, forecasts=forecasts, forecast_until_s=demand.ended_s)
-
-
-_SUSPENDED_LEARNING = (
-    "the forecasters still learn from the history, which takes minutes after a start; the next cycles have it"
-)
-_NO_NODES = "no node of the cluster is in service"
 
 
 def _why_no_nodes(history: pd.DataFrame) -> str:

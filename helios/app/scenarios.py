@@ -45,6 +45,24 @@ AGED: Options = (("bound_share", BOUND_SHARE), ("large_divisor", LARGE_DIVISOR),
 WAIT_BOUNDS = frozenset({"bound_share", "patience_s"})
 """Options that say when a job goes first. A replay has one of them."""
 
+_NOT_AGED = frozenset({FIFO, SRTF})
+
+ORDERS: dict[Policy, Order] = {
+    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
+    Policy.QSSF: shortest_service_first,
+    Policy.SERVICE: shortest_service_first,
+    Policy.MEAN_SERVICE: shortest_service_first,
+    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
+}
+READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
+"""Column of a prediction that a policy orders by; the others order by the median."""
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SERVICE})
+DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
+AGAIN_S = 3_600
+"""How often waiting jobs are predicted again, s."""
+
+FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOption:
@@ -86,7 +104,6 @@ def _divisor(value: Any) -> float:
     return float(value)
 
 
-_NOT_AGED = frozenset({FIFO, SRTF})
 OPTIONS: Mapping[str, PolicyOption] = {
     "wait_share": PolicyOption(
         kept_as="wait_share",
@@ -138,20 +155,6 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
 
 
 Estimates = RunTimes | int
-
-ORDERS: dict[Policy, Order] = {
-    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
-    Policy.QSSF: shortest_service_first,
-    Policy.SERVICE: shortest_service_first,
-    Policy.MEAN_SERVICE: shortest_service_first,
-    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
-}
-READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
-"""Column of a prediction that a policy orders by; the others order by the median."""
-BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SERVICE})
-DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
-AGAIN_S = 3_600
-"""How often waiting jobs are predicted again, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,9 +382,6 @@ def default_scenarios() -> list[Scenario]:
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
-
-
-FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
 
 
 def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:

@@ -53,19 +53,6 @@ if TYPE_CHECKING:
 LIBRARIES = ("lightgbm", "numpy")
 """Libraries that affect figures: trees, and random numbers, whose streams numpy may change with a release."""
 
-
-@cache
-def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a digest of the sources and releases behind a result.
-
-    It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
-    """
-    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 FIGURES = "figures"
 FAILED = "failed"
 MOST_KEPT = 2
@@ -81,6 +68,35 @@ OF_THE_SETUP = (
     "default_time_limit_s",
 )
 """Fields of a request that choose the jobs and the machine."""
+
+SHORT_S = 20.0
+"""Replays that take less in this process are replayed here: the start of others costs as much, s."""
+JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
+"""About what a job of a replay takes, and one that is predicted, s."""
+
+COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
+"""Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
+SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
+CONNECT_S = 10.0
+TEST_ONLY_S = 60.0
+JOIN_S = 600.0
+"""How long a site's own Slurm may take to start the first worker."""
+
+FEWEST_REPEATS = 5
+"""Fewest repeats; the spread of fewer says too little."""
+
+
+@cache
+def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
+    """Return a digest of the sources and releases behind a result.
+
+    It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
+    """
+    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
 
 Kept = TypeVar("Kept")
 RunResult = dict[str, Any]
@@ -156,12 +172,6 @@ def package_fingerprint(history: LoadedHistory) -> str:
     digest = hashlib.sha256(rows.to_numpy().tobytes())
     digest.update(f"{list(history.jobs.columns)} {history.timezone} {history.cluster}".encode())
     return digest.hexdigest()[:16]
-
-
-SHORT_S = 20.0
-"""Replays that take less in this process are replayed here: the start of others costs as much, s."""
-JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
-"""About what a job of a replay takes, and one that is predicted, s."""
 
 
 def run_on_this_machine(
@@ -288,14 +298,6 @@ def _get_or_make(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) ->
 # later too), and cells one by one. A worker that is lost costs the cells that it was replaying, which others replay
 # again; Dask gives a cell up when three workers have died of it (``distributed.scheduler.allowed-failures``). Figures
 # do not depend on where a cell was replayed.
-
-COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
-"""Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
-SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
-CONNECT_S = 10.0
-TEST_ONLY_S = 60.0
-JOIN_S = 600.0
-"""How long a site's own Slurm may take to start the first worker."""
 
 
 def run_in_processes(
@@ -473,9 +475,6 @@ def _result(future: Any, address: str) -> dict[str, Any]:
 
 
 # A what-if repeated on resampled weeks, to see which of its differences are more than chance.
-
-FEWEST_REPEATS = 5
-"""Fewest repeats; the spread of fewer says too little."""
 
 
 def repeats(

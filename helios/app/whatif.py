@@ -46,6 +46,12 @@ MOST_SIDE_BY_SIDE = 1_000_000
 """Jobs of all replays together that share a training at once, .7 kB each."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
+PROBES_S = (1.0, 1e3, 1e7)
+"""Run times at which an order must be a straight line, s."""
+EVENTS_PER_PREDICTION = 100
+"""Events that a prediction counts as in the budget of a call."""
+_REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfRequest:
@@ -590,13 +596,6 @@ def replay_scenario(
     )
     progress(setup_name, 1.0)
     return result
-
-
-PROBES_S = (1.0, 1e3, 1e7)
-"""Run times at which an order must be a straight line, s."""
-EVENTS_PER_PREDICTION = 100
-"""Events that a prediction counts as in the budget of a call."""
-_REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,14 @@ POLICY_NAMES = {
 }
 BACKFILL_NAMES = {"none": "", "skip": " + skip", "easy": " + EASY ({})", "nodes": " + nodes ({})"}
 
+SAME = 0.02
+"""Relative difference of waits below which nothing is called different."""
+SAME_S = 1.0
+"""Difference below which nobody would notice, s."""
+LOSERS, GAINERS = 10, 5
+"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
+HOUR_S = 3_600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
@@ -288,14 +296,6 @@ class WhatIf:
 
 
 # Who gains and who loses by another order: by size of job, by user, by job.
-
-SAME = 0.02
-"""Relative difference of waits below which nothing is called different."""
-SAME_S = 1.0
-"""Difference below which nobody would notice, s."""
-LOSERS, GAINERS = 10, 5
-"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
-HOUR_S = 3_600
 
 
 class SizedWaits(Protocol):

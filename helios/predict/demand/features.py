@@ -43,6 +43,40 @@ _LAGS, _WINDOWS, _AHEAD = np.array(LAGS), np.array(WINDOWS), np.array(AHEAD)
 _DECAYS = np.exp(-STEP_S / np.array(EWMA_S))
 _EWMA_STEPS = 12 * EWMA_S[-1] // STEP_S  # older values weigh less than 1e-5
 
+NEVER_S = np.iinfo(np.int64).max
+NAMES = (
+    "held",
+    *(f"released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+    *(f"whole_released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+    "running",
+    "large_held",
+    "queued",
+    "queued_jobs",
+    "queued_since_h",
+    *(f"arrived_{hours}_h" for hours in (1, 3, 24)),
+    *(f"ended_{hours}_h" for hours in (1, 3, 24)),
+    *(f"recurring_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+)
+_RECENT_S = np.array([3_600, 3 * 3_600, 86_400])
+_AHEAD_SECONDS = np.array(AHEAD_S, dtype=np.float64)
+
+# Starts and ends of the intervals of ages in which the hazard is constant, s. From a minute to a month, each start is a
+# quarter later than the one before.
+_AGES = np.concatenate([[0.0], 60.0 * 1.25 ** np.arange(50)])
+_ENDS = np.append(_AGES[1:], 1.25 * _AGES[-1])
+_SIZES, _LENGTHS = 3, 15
+# Pseudo-ends by which the hazard of a class is shrunk towards that of all jobs, and that of all jobs towards a prior
+# (half of the jobs that have run for a time end within that time again). Chosen beforehand, not varied.
+_PSEUDO_ENDS = 3.0
+_REFRESH_S = 6 * 3_600
+_HALF_LIFE_S = 30 * 86_400.0
+_DAY_S = 86_400
+_WEEK = 7
+# A campaign recurs if it was submitted within half an hour of this time on two of the last seven days.
+_RECURS_WITHIN_S, _RECURS_DAYS = 1_800, 2
+
+_RUNNING, _ARRIVED, _STARTED, _ENDED, _QUEUED, _OLDEST = range(6)
+
 
 def matrix(
     busy: NDArray[np.float64],
@@ -151,38 +185,6 @@ def _fill_daily_changes(busy: Any, row: int, out: Any, column: int) -> None:
 # job ends within the next hours follows from the hazard of run times (ends per second at risk, by age; Nelson 1969,
 # Aalen 1978). The hazard is learned from ended jobs and from the ages of running ones, for each class of size and
 # predicted run time. As predictions only classify jobs, a job that runs longer than predicted is no special case.
-
-NEVER_S = np.iinfo(np.int64).max
-NAMES = (
-    "held",
-    *(f"released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
-    *(f"whole_released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
-    "running",
-    "large_held",
-    "queued",
-    "queued_jobs",
-    "queued_since_h",
-    *(f"arrived_{hours}_h" for hours in (1, 3, 24)),
-    *(f"ended_{hours}_h" for hours in (1, 3, 24)),
-    *(f"recurring_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
-)
-_RECENT_S = np.array([3_600, 3 * 3_600, 86_400])
-_AHEAD_SECONDS = np.array(AHEAD_S, dtype=np.float64)
-
-# Starts and ends of the intervals of ages in which the hazard is constant, s. From a minute to a month, each start is a
-# quarter later than the one before.
-_AGES = np.concatenate([[0.0], 60.0 * 1.25 ** np.arange(50)])
-_ENDS = np.append(_AGES[1:], 1.25 * _AGES[-1])
-_SIZES, _LENGTHS = 3, 15
-# Pseudo-ends by which the hazard of a class is shrunk towards that of all jobs, and that of all jobs towards a prior
-# (half of the jobs that have run for a time end within that time again). Chosen beforehand, not varied.
-_PSEUDO_ENDS = 3.0
-_REFRESH_S = 6 * 3_600
-_HALF_LIFE_S = 30 * 86_400.0
-_DAY_S = 86_400
-_WEEK = 7
-# A campaign recurs if it was submitted within half an hour of this time on two of the last seven days.
-_RECURS_WITHIN_S, _RECURS_DAYS = 1_800, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,9 +373,6 @@ class _PassState(Table):
     queued: NDArray[np.float64]
     n_ended: NDArray[np.float64]
     at_risk_s: NDArray[np.float64]
-
-
-_RUNNING, _ARRIVED, _STARTED, _ENDED, _QUEUED, _OLDEST = range(6)
 
 
 def _empty_state(n_jobs: int) -> _PassState:

@@ -33,6 +33,57 @@ HISTORY_STEPS = 180 * DAY
 _N_AHEAD, _N_LEVELS = len(AHEAD), len(LEVELS)
 _ALL = Wanted()
 
+ROUNDS = 60
+STEP_SPACING = 3
+"""Spacing of the steps that are learned from, because adjacent ones are similar. With all steps the forecasts are no
+better, and training takes three times as long."""
+_SPACING = (1, 1, 2, 4, 4)
+"""Factor of the spacing of steps in a long history, by horizon, because their outcomes overlap.
+
+It saves a third of the training, and changes errors by less than another seed of the trees (docs/experiments.md).
+"""
+_ENOUGH_STEPS = 1_500
+"""Fewest steps that a larger spacing must leave. In a history below two months every third step is learned from."""
+_LEAF_PER_HORIZON = 4
+_FEWEST_IN_LEAF = 40
+_THREADS = 2
+_HELD_BACK = 28 * DAY
+_TRIAL_STEPS, _TRIAL_GROWTH = 7 * DAY, 0.05
+"""A backtest repeats the trial on the last weeks after so many steps, or after that relative growth of the history."""
+_EXCEEDANCES = 20.0
+"""Number of independent exceedances in the trial at which their correction has half its weight."""
+_MOST_WEIGHT, _ENOUGH_EXCEEDANCES = 0.5, 5.0
+"""Largest weight of the trees in a quantile, and number of independent exceedances at which it is half of that."""
+_INDEPENDENT = 60.0
+"""Number of independent horizons in the trial at which the best weight of the trees counts half."""
+_WEIGHTS = np.linspace(0.0, 1.0, 11)
+_PARAMETERS: dict[str, Any] = {
+    "num_leaves": 15,
+    "learning_rate": 0.06,
+    "extra_trees": True,
+    "feature_fraction": 0.3,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "lambda_l2": 5.0,
+    "max_bin": 63,
+    "feature_pre_filter": False,
+    "num_threads": 1,
+    "deterministic": True,
+    "force_col_wise": True,
+    "seed": 0,
+    "verbose": -1,
+}
+_EXPECTED: list[dict[str, Any]] = [{"objective": "regression_l1"}]
+_QUANTILES: list[dict[str, Any]] = [{"objective": "quantile", "alpha": level} for level in LEVELS]
+
+JUDGED_H = (1, 3, 6, 24)
+"""Evaluated horizons, h."""
+JUDGED = Wanted(point=tuple(3_600 * hour for hour in JUDGED_H), mean=tuple(3_600 * hour for hour in JUDGED_H))
+"""Forecasts that an evaluation needs."""
+UPPER = 0.9
+"""Level at which a method's bound on the most nodes needed is evaluated."""
+HELIOS, PERSISTENCE, EMPIRICAL = "helios", "persistence", "now_plus_empirical_quantile"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandForecaster:
@@ -332,49 +383,6 @@ def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:
 # far, with a weight of at most one half, and corrected by its misses in the last weeks, as far as there is evidence
 # (rolling conformal prediction; Gibbs and Candes 2021). Alternatives that were tried are in docs/experiments.md.
 
-ROUNDS = 60
-STEP_SPACING = 3
-"""Spacing of the steps that are learned from, because adjacent ones are similar. With all steps the forecasts are no
-better, and training takes three times as long."""
-_SPACING = (1, 1, 2, 4, 4)
-"""Factor of the spacing of steps in a long history, by horizon, because their outcomes overlap.
-
-It saves a third of the training, and changes errors by less than another seed of the trees (docs/experiments.md).
-"""
-_ENOUGH_STEPS = 1_500
-"""Fewest steps that a larger spacing must leave. In a history below two months every third step is learned from."""
-_LEAF_PER_HORIZON = 4
-_FEWEST_IN_LEAF = 40
-_THREADS = 2
-_HELD_BACK = 28 * DAY
-_TRIAL_STEPS, _TRIAL_GROWTH = 7 * DAY, 0.05
-"""A backtest repeats the trial on the last weeks after so many steps, or after that relative growth of the history."""
-_EXCEEDANCES = 20.0
-"""Number of independent exceedances in the trial at which their correction has half its weight."""
-_MOST_WEIGHT, _ENOUGH_EXCEEDANCES = 0.5, 5.0
-"""Largest weight of the trees in a quantile, and number of independent exceedances at which it is half of that."""
-_INDEPENDENT = 60.0
-"""Number of independent horizons in the trial at which the best weight of the trees counts half."""
-_WEIGHTS = np.linspace(0.0, 1.0, 11)
-_PARAMETERS: dict[str, Any] = {
-    "num_leaves": 15,
-    "learning_rate": 0.06,
-    "extra_trees": True,
-    "feature_fraction": 0.3,
-    "bagging_fraction": 0.7,
-    "bagging_freq": 1,
-    "lambda_l2": 5.0,
-    "max_bin": 63,
-    "feature_pre_filter": False,
-    "num_threads": 1,
-    "deterministic": True,
-    "force_col_wise": True,
-    "seed": 0,
-    "verbose": -1,
-}
-_EXPECTED: list[dict[str, Any]] = [{"objective": "regression_l1"}]
-_QUANTILES: list[dict[str, Any]] = [{"objective": "quantile", "alpha": level} for level in LEVELS]
-
 
 @dataclass(frozen=True, slots=True)
 class _Past:
@@ -524,14 +532,6 @@ def quantile_corrections(rise: Values, predicted: Values) -> Values:
 
 
 # Evaluation.
-
-JUDGED_H = (1, 3, 6, 24)
-"""Evaluated horizons, h."""
-JUDGED = Wanted(point=tuple(3_600 * hour for hour in JUDGED_H), mean=tuple(3_600 * hour for hour in JUDGED_H))
-"""Forecasts that an evaluation needs."""
-UPPER = 0.9
-"""Level at which a method's bound on the most nodes needed is evaluated."""
-HELIOS, PERSISTENCE, EMPIRICAL = "helios", "persistence", "now_plus_empirical_quantile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

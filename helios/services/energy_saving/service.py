@@ -42,6 +42,24 @@ from helios.units import count_in_words, rounded_duration
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
+LARGE = 300
+"""Number of nodes from which the published rule has the values of its largest cluster (Philly), otherwise Earth's."""
+_EARTH = {"sigma": 5.0, "h_s": 3_600, "f_s": 10_800, "xi_h": 1.0, "xi_p": 1.0, "hold_s": 7_200}
+_PHILLY = {"sigma": 20.0, "h_s": 1_200, "f_s": 18_000, "xi_h": 0.1, "xi_p": 0.0, "hold_s": 6_000}
+RUN_IN_DAYS = 3
+"""Days over which a rule is replayed to find its current state, which depends on hours before."""
+
+WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
+"""Reasons that Slurm gives for jobs that more nodes would let start."""
+_COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
+
+OLD_S = 3_600
+"""Age from which a forecast of demand is too old to put nodes to sleep, s."""
+MEMO_SIZE = 1_024
+"""Choices of rules that are kept."""
+LIKELY_HOURS = 6
+"""Hours for which the most nodes needed are shown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCandidate:
@@ -214,13 +232,6 @@ def _split_words(value: object) -> frozenset[str]:
 
 # Number of nodes that a pool needs awake, from its demand, by Helios' rule or a baseline.
 
-LARGE = 300
-"""Number of nodes from which the published rule has the values of its largest cluster (Philly), otherwise Earth's."""
-_EARTH = {"sigma": 5.0, "h_s": 3_600, "f_s": 10_800, "xi_h": 1.0, "xi_p": 1.0, "hold_s": 7_200}
-_PHILLY = {"sigma": 20.0, "h_s": 1_200, "f_s": 18_000, "xi_h": 0.1, "xi_p": 0.0, "hold_s": 6_000}
-RUN_IN_DAYS = 3
-"""Days over which a rule is replayed to find its current state, which depends on hours before."""
-
 
 def level_now(
     demand: Demand, pool: int, options: CesOptions, *, memo: Memo | None = None
@@ -322,10 +333,6 @@ def most_within(demand: Demand, pool: int) -> float | None:
 
 # Nodes that pending jobs wait for, by pool.
 
-WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-"""Reasons that Slurm gives for jobs that more nodes would let start."""
-_COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
-
 
 def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[NodeCandidate]) -> dict[str, float]:
     """Return the number of nodes that eligible pending jobs wait for, by pool.
@@ -391,14 +398,6 @@ def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_
 
 def _finite_or_zero(value: float) -> float:
     return 0.0 if pd.isna(value) or math.isinf(value) else float(value)
-
-
-OLD_S = 3_600
-"""Age from which a forecast of demand is too old to put nodes to sleep, s."""
-MEMO_SIZE = 1_024
-"""Choices of rules that are kept."""
-LIKELY_HOURS = 6
-"""Hours for which the most nodes needed are shown."""
 
 
 class Ces:

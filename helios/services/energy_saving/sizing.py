@@ -31,6 +31,35 @@ from helios.jit import cached_jit, inline_jit
 from helios.model import STEP_S
 from helios.units import count_in_words
 
+DAY = 86_400 // STEP_S
+"""Steps of a day."""
+WEEK = 7 * DAY
+LEAST_WEEKS = 3
+"""Whole weeks with forecasts below which the published rule is used without a comparison."""
+MARGIN_OF_TUNING = 0.75
+"""Share of the accepted wake-ups that is allowed in the replay, as the best of hundreds of rules is also lucky."""
+PLAIN_STEPS, PLAIN_NODES = 18, 5.0
+"""The plain rule keeps the most nodes of the last 3 h and 5 more."""
+RECENT: tuple[tuple[int, tuple[int, float] | None], ...] = (
+    (PLAIN_STEPS, None),
+    (4 * PLAIN_STEPS, None),
+    (6, (3_600, 0.9)),
+    (6, (10_800, 0.9)),
+    (18, (21_600, 0.5)),
+    (6, (43_200, 0.9)),
+)
+"""Floors: steps of the recent maximum, and horizon (s) and quantile of the forecast if it is used."""
+LONGEST_S = max(coming[0] for _, coming in RECENT if coming)
+"""Longest horizon of a forecast that is used, s."""
+TIMERS = {"idle timer of 30 min": 4, "idle timer of 1 h": 7}
+"""Steps of the recent maximum that act as such a timer, one more than the steps for which a node must be idle."""
+RESERVE_SHARES, EXTRA_SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12), (0.0, 0.03, 0.06)
+"""Reserve when nodes are put to sleep, and what is added to it when some are woken, as shares of the pool."""
+
+PUBLISHED = "published rule"
+FIRST_RECENT = 2 + len(TIMERS)
+"""Row of the first recent maximum among the floors, after those of the published rule and of the timers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CesOptions:
@@ -308,32 +337,6 @@ def published_floor(
     return np.where(falls, busy, np.inf)
 
 
-DAY = 86_400 // STEP_S
-"""Steps of a day."""
-WEEK = 7 * DAY
-LEAST_WEEKS = 3
-"""Whole weeks with forecasts below which the published rule is used without a comparison."""
-MARGIN_OF_TUNING = 0.75
-"""Share of the accepted wake-ups that is allowed in the replay, as the best of hundreds of rules is also lucky."""
-PLAIN_STEPS, PLAIN_NODES = 18, 5.0
-"""The plain rule keeps the most nodes of the last 3 h and 5 more."""
-RECENT: tuple[tuple[int, tuple[int, float] | None], ...] = (
-    (PLAIN_STEPS, None),
-    (4 * PLAIN_STEPS, None),
-    (6, (3_600, 0.9)),
-    (6, (10_800, 0.9)),
-    (18, (21_600, 0.5)),
-    (6, (43_200, 0.9)),
-)
-"""Floors: steps of the recent maximum, and horizon (s) and quantile of the forecast if it is used."""
-LONGEST_S = max(coming[0] for _, coming in RECENT if coming)
-"""Longest horizon of a forecast that is used, s."""
-TIMERS = {"idle timer of 30 min": 4, "idle timer of 1 h": 7}
-"""Steps of the recent maximum that act as such a timer, one more than the steps for which a node must be idle."""
-RESERVE_SHARES, EXTRA_SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12), (0.0, 0.03, 0.06)
-"""Reserve when nodes are put to sleep, and what is added to it when some are woken, as shares of the pool."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownDemand:
     """Demand and forecasts of one pool at the end of each step.
@@ -389,11 +392,6 @@ class Rule:
 
     name: str
     setting: SizingParameters
-
-
-PUBLISHED = "published rule"
-FIRST_RECENT = 2 + len(TIMERS)
-"""Row of the first recent maximum among the floors, after those of the published rule and of the timers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
