@@ -57,7 +57,7 @@ FIGURES = "figures"
 FAILED = "failed"
 MOST_KEPT = 2
 """Windows, draws and models that a process caches, of each kind; each takes the memory of a history."""
-OF_THE_SETUP = (
+SETUP_FIELDS = (
     "since",
     "until",
     "warm_up",
@@ -163,7 +163,7 @@ Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, No
 """Way to replay cells, in any order. Closing the generator early stops the replays that are still running."""
 
 
-def package_fingerprint(history: LoadedHistory) -> str:
+def fingerprint_history(history: LoadedHistory) -> str:
     """Return a fingerprint of a history.
 
     It covers the jobs, the time zone and the cluster's name, in 16 characters.
@@ -248,7 +248,7 @@ class SweepWorker:
             As :func:`helios.app.whatif.whatif`.
         """
         request, about = cell.request, cell.to_json()
-        machine = str({name: about[name] for name in OF_THE_SETUP})
+        machine = str({name: about[name] for name in SETUP_FIELDS})
         with self._lock:
             original = setup = _get_or_make(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
@@ -271,7 +271,7 @@ class SweepWorker:
         run = to_run(cell.plan, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
-            "is_today": run.is_today,
+            "is_own_order": run.is_own_order,
             "is_oracle": run.is_oracle,
             "over": resampler.over.value if resampler else None,
             "blocks": resampler.blocks if resampler else 0,
@@ -445,7 +445,7 @@ def _replay_on_client(
 
     from helios.app.sweep_worker import WithHistory, replay_on_worker  # noqa: PLC0415 - needs Dask
 
-    fingerprint = package_fingerprint(history)
+    fingerprint = fingerprint_history(history)
     client.register_plugin(WithHistory(history, fingerprint, SweepWorker))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
@@ -526,7 +526,7 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for figures in runs:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
-    today = next((figures["label"] for figures in runs if figures["is_today"]), runs[0]["label"])
+    today = next((figures["label"] for figures in runs if figures["is_own_order"]), runs[0]["label"])
     return compare_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
@@ -860,7 +860,7 @@ def sweep(
     DaskUnavailable, DaskMismatch
         The engine has no workers, or workers with another release.
     """
-    fingerprint = package_fingerprint(history)
+    fingerprint = fingerprint_history(history)
     keys = [cell.key(fingerprint) for cell in asked.cells]
     with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]

@@ -97,7 +97,7 @@ class Run:
         )
 
     @property
-    def is_today(self) -> bool:
+    def is_own_order(self) -> bool:
         """Whether it is what a Slurm site has today.
 
         Its own Slurm, else FIFO with EASY backfill by time limits.
@@ -225,13 +225,13 @@ class WhatIf:
 
     def label_in_table(self, run: Run) -> str:
         """Return the label of a replay, with whether it is today's or live."""
-        today = " (today)" if run is self.baseline and run.is_today else ""
+        today = " (today)" if run is self.baseline and run.is_own_order else ""
         return f"{run.label}{today}{' (live)' if self.is_live(run) else ''}"
 
     @property
     def baseline(self) -> Run:
         """The replay of what a Slurm site has today, else the first replay."""
-        return next((run for run in self.runs if run.is_today), self.runs[0])
+        return next((run for run in self.runs if run.is_own_order), self.runs[0])
 
     @property
     def feasible(self) -> list[Run]:
@@ -260,7 +260,7 @@ class WhatIf:
 
         ``today``, or the first replay's label.
         """
-        return "today" if self.baseline.is_today else self.baseline.label
+        return "today" if self.baseline.is_own_order else self.baseline.label
 
     @property
     def unit(self) -> str:

@@ -29,7 +29,7 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
         the longest wait.
     """
     baseline, feasible = result.baseline, result.feasible
-    against = "vs today" if baseline.is_today else "vs 1st"
+    against = "vs today" if baseline.is_own_order else "vs 1st"
     heads = ["Replayed", "Mean wait", "Longest"]
     heads += [against, "p99", *SIZE_HEADS.values()] if width >= MIDDLE else []
     table = plain_table(*heads)

@@ -100,7 +100,7 @@ def summary(cluster: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HereAndThere:
+class ClusterComparison:
     """Comparison of a cluster with published ones.
 
     Attributes
@@ -120,7 +120,7 @@ class HereAndThere:
     notes: tuple[str, ...]
 
 
-def here_and_there(source: FigureSource) -> HereAndThere:
+def compare_clusters(source: FigureSource) -> ClusterComparison:
     """Compare a history's totals with published ones."""
     history, kind = source.history, "gpu" if source.history.resource == "gpus" else "cpu"
     run_times = source.run_times(source.sized)
@@ -152,7 +152,7 @@ def here_and_there(source: FigureSource) -> HereAndThere:
             ("GPU hours that were cancelled", "cancel_gpu_time", _rate(source, ended, CANCELLED, hours=True), percent),
             ("GPU hours that failed otherwise", "fail_gpu_time", _rate(source, ended, None, hours=True), percent),
         ]
-    return HereAndThere(
+    return ClusterComparison(
         header=(history.cluster, *CLUSTERS),
         rows=tuple(
             (label, tuple("-" if value is None else write(value) for value in (own, *_others(name))))

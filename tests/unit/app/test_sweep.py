@@ -20,7 +20,7 @@ from helios.app.sweep import (
     SweepRun,
     SweepWorker,
     cross_options,
-    package_fingerprint,
+    fingerprint_history,
     read_results,
     read_sweep_plan,
     repeats,
@@ -180,7 +180,7 @@ def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHisto
 def test_the_order_of_today_is_no_bounded_first_come_first_served(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
     rows = swept(history, tmp_path, plan).groups[0].rows
-    assert [row.label for row in rows if row.is_today] == ["FIFO + EASY (limit)"]
+    assert [row.label for row in rows if row.is_own_order] == ["FIFO + EASY (limit)"]
     assert "FIFO + EASY (limit), patience 1 h" in [row.label for row in rows]
 
 
@@ -301,13 +301,13 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
 
 
 def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: LoadedHistory) -> None:
-    assert package_fingerprint(history) == package_fingerprint(
+    assert fingerprint_history(history) == fingerprint_history(
         replace(history, jobs=history.jobs.copy(), notes=("read twice",))
     )
     for column, value in (("user", "user0"), ("run_time_s", 1.0), ("time_limit_s", 1.0), ("gpus", 4)):
         jobs = history.jobs.copy()
         jobs.loc[5:9, column] = value
-        assert package_fingerprint(replace(history, jobs=jobs)) != package_fingerprint(history), column
+        assert fingerprint_history(replace(history, jobs=jobs)) != fingerprint_history(history), column
 
 
 def test_a_cell_that_fails_is_written_down_and_tried_again(
@@ -368,7 +368,7 @@ def test_settings_that_differ_are_told_in_words(history: LoadedHistory, tmp_path
 def test_an_oracle_is_never_the_best() -> None:
     def a_row(label: str, wait_s: float, *, oracle: bool = False) -> SweepRow:
         figures = dict.fromkeys(CRITERIA, wait_s)
-        return SweepRow(label=label, figures=figures, is_today=False, is_oracle=oracle, failed=())
+        return SweepRow(label=label, figures=figures, is_own_order=False, is_oracle=oracle, failed=())
 
     rows = (a_row("FIFO", 20.0), a_row("SJF true", 5.0, oracle=True), a_row("QSSF predicted", 10.0))
     group = Group(about={}, rows=rows, differences=None)
