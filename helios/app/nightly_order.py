@@ -147,7 +147,7 @@ def _last_weeks(
     per_node = int(shape.gpus_per_node.max())
     gpus = shape.nodes.astype(int) * shape.gpus_per_node
     request = WhatIfRequest(
-        plans=(),
+        scenarios=(),
         since=since,
         until=now,
         nodes={names[group]: int(-(-total // per_node)) for group, total in enumerate(gpus)},

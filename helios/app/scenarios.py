@@ -315,7 +315,7 @@ def scenarios(
     if not policies and not backfills and not estimates and run_times is None:
         return default_scenarios()
     if not policies and not estimates and run_times is None:
-        return [plan for plan in default_scenarios() if plan.backfill in backfills]
+        return [scenario for scenario in default_scenarios() if scenario.backfill in backfills]
     chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
         for backfill in backfills or DEFAULT_BACKFILLS.get(policy, (Backfill.NONE, Backfill.EASY)):
@@ -351,13 +351,14 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
             raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
         policy, name, value = parts.groups()
         written_by_policy[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
-    if unknown := set(written_by_policy) - {plan.policy.value for plan in chosen}:
+    replayed = dict.fromkeys(scenario.policy.value for scenario in chosen)
+    if unknown := written_by_policy.keys() - replayed:
         raise UsageError(
             f"--set has an option for {', '.join(sorted(unknown))}, which is not replayed.",
-            hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+            hint=f"Add it to --policy. Replayed are: {', '.join(replayed)}",
         )
     options = {policy: read_options(policy, written) for policy, written in written_by_policy.items()}
-    return [plan.with_options(options.get(plan.policy.value, ())) for plan in chosen]
+    return [scenario.with_options(options.get(scenario.policy.value, ())) for scenario in chosen]
 
 
 def default_scenarios() -> list[Scenario]:

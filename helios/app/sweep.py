@@ -122,23 +122,23 @@ class SweepRun:
     over: ResampledUnit | None = None
 
     @property
-    def plan(self) -> Scenario:
+    def scenario(self) -> Scenario:
         """The only scenario of the request."""
-        (plan,) = self.request.plans
-        return plan
+        (scenario,) = self.request.scenarios
+        return scenario
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain values."""
         request = self.request
-        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
-        plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
-        values = parts | plan | {"repeat": self.repeat, "over": self.over}
+        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "scenarios"}
+        scenario = {name: getattr(self.scenario, name) for name in Scenario.__slots__}
+        values = parts | scenario | {"repeat": self.repeat, "over": self.over}
         values |= {
             "since": request.since.isoformat() if request.since else None,
             "until": request.until.isoformat() if request.until else None,
             "warm_up": request.warm_up.total_seconds(),
             "nodes": dict(request.nodes) if request.nodes else None,
-            "options": dict(self.plan.options),
+            "options": dict(self.scenario.options),
         }
         plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
@@ -203,7 +203,7 @@ def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
         since, until = cell.request.since, cell.request.until
         first = 0 if since is None else submitted.searchsorted(pd.Timestamp(since - cell.request.warm_up))
         end = len(submitted) if until is None else submitted.searchsorted(pd.Timestamp(until))
-        total += int(end - first) * (PREDICTED_JOB_S if cell.plan.uses_predictions else JOB_S)
+        total += int(end - first) * (PREDICTED_JOB_S if cell.scenario.uses_predictions else JOB_S)
     return total
 
 
@@ -260,15 +260,15 @@ class SweepWorker:
                     of_draw,
                     lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
                 )
-            if cell.plan.uses_predictions:
+            if cell.scenario.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{request.since} {request.warm_up} {request.seed}"
                 taught = _get_or_make(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )
-        if cell.plan.uses_predictions:
+        if cell.scenario.uses_predictions:
             predictor = resampled_predictor(setup, taught, request)
-        run = to_run(cell.plan, setup, predictor, no_progress, request=request)
+        run = to_run(cell.scenario, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
             "is_own_order": run.is_own_order,
@@ -504,9 +504,9 @@ def repeats(
         A replay failed, with the reason.
     """
     cells = [
-        SweepRun(request=replace(request, plans=(plan,)), repeat=repeat, over=over)
+        SweepRun(request=replace(request, scenarios=(scenario,)), repeat=repeat, over=over)
         for repeat in range(1, times + 1)
-        for plan in request.plans
+        for scenario in request.scenarios
     ]
     figures_by_place: dict[int, Mapping[str, Any]] = {}
     progress("Repeating", 0.0)
@@ -734,7 +734,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
     replays, notes = _replays(plan)
     repeats = range(1, plan.repeats + 1) if plan.repeats else (0,)
     cells = [
-        SweepRun(request=replace(request, plans=(replay,)), repeat=repeat, over=plan.over)
+        SweepRun(request=replace(request, scenarios=(replay,)), repeat=repeat, over=plan.over)
         for request in _requests(plan, base, timezone)
         for repeat in repeats
         for replay in replays
@@ -894,23 +894,23 @@ def _groups(cells: Sequence[SweepRun], keys: Sequence[str], results_by_key: dict
     those of the repeats in which every scenario was replayed, if there are two at least.
     """
     numbered = zip(cells, keys, strict=True)
-    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
-        by_plan: dict[Scenario, list[RunResult]] = {}
+    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, scenarios=())):
+        by_scenario: dict[Scenario, list[RunResult]] = {}
         by_repeat: dict[int, list[RunResult]] = {}
         for cell, key in members:
-            by_plan.setdefault(cell.plan, []).append(results_by_key[key])
+            by_scenario.setdefault(cell.scenario, []).append(results_by_key[key])
             by_repeat.setdefault(cell.repeat, []).append(results_by_key[key])
             about = cell.to_json()
         whole = [runs for repeat, runs in by_repeat.items() if repeat and all(FIGURES in run for run in runs)]
         yield Group(
-            about={name: about[name] for name in about if name in request.__slots__ and name != "plans"},
-            rows=tuple(_row(plan, runs) for plan, runs in by_plan.items()),
+            about={name: about[name] for name in about if name in request.__slots__ and name != "scenarios"},
+            rows=tuple(_row(scenario, runs) for scenario, runs in by_scenario.items()),
             differences=compare_runs([run[FIGURES] for runs in whole for run in runs]) if len(whole) >= 2 else None,
         )
 
 
-def _row(plan: Scenario, runs: Sequence[RunResult]) -> SweepRow:
+def _row(scenario: Scenario, runs: Sequence[RunResult]) -> SweepRow:
     found = [run[FIGURES] for run in runs if FIGURES in run]
     reasons = [run[FAILED] for run in runs if FAILED in run]
-    named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
+    named = ", ".join([scenario.policy, scenario.backfill, *(f"{name} {value}" for name, value in scenario.options)])
     return SweepRow.of(found, reasons, named=named)

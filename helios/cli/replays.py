@@ -371,7 +371,7 @@ def simulate_(
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),

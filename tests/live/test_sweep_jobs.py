@@ -55,7 +55,7 @@ def test_a_sweep_runs_as_jobs_of_this_slurm_and_leaves_none(rig: Rig, tmp_path: 
     history = read_file(tmp_path / "lab.csv")
     cells = cross_options(
         read_sweep_plan(tmp_path / "plan.toml"),
-        base=WhatIfRequest(plans=(), gpus_per_node=4),
+        base=WhatIfRequest(scenarios=(), gpus_per_node=4),
         timezone=history.timezone,
     ).cells
     here = {cell.key(fingerprint_history(history)): SweepWorker(history).run(cell)["figures"] for cell in cells}
