@@ -104,7 +104,7 @@ RunResult = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
+class SweepCell:
     """One replay of a sweep.
 
     Attributes
@@ -159,7 +159,7 @@ class FinishedRun(NamedTuple):
     result: RunResult
 
 
-Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
+Engine = Callable[[LoadedHistory, Sequence[SweepCell]], Generator[FinishedRun, None, None]]
 """Way to replay cells, in any order. Closing the generator early stops the replays that are still running."""
 
 
@@ -175,7 +175,7 @@ def fingerprint_history(history: LoadedHistory) -> str:
 
 
 def run_on_this_machine(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+    history: LoadedHistory, cells: Sequence[SweepCell], *, workers: int
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells on this machine, as an ``Engine``.
 
@@ -192,7 +192,7 @@ def run_on_this_machine(
         yield from run_in_processes(history, cells, workers=workers)
 
 
-def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
+def expected_s(history: LoadedHistory, cells: Sequence[SweepCell]) -> float:
     """Return about how long the cells take in one process, s.
 
     It goes by the number of their jobs, and by whether these are predicted.
@@ -207,7 +207,7 @@ def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
     return total
 
 
-def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+def run_here(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
     """Replay the cells one by one in this process."""
     worker = SweepWorker(history)
     for place, cell in enumerate(cells):
@@ -227,7 +227,7 @@ class SweepWorker:
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
-    def run(self, cell: SweepRun) -> RunResult:
+    def run(self, cell: SweepCell) -> RunResult:
         """Replay a cell and return its figures, or why it failed.
 
         A cell that fails does not stop the others.
@@ -239,7 +239,7 @@ class SweepWorker:
         except Exception as reason:  # whatever it is, the other cells can still be replayed
             return {FAILED: f"{type(reason).__name__}: {reason}"}
 
-    def figures(self, cell: SweepRun) -> dict[str, Any]:
+    def figures(self, cell: SweepCell) -> dict[str, Any]:
         """Replay a cell and return its figures.
 
         Raises
@@ -301,7 +301,7 @@ def _get_or_make(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) ->
 
 
 def run_in_processes(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+    history: LoadedHistory, cells: Sequence[SweepCell], *, workers: int
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells in local processes, as an ``Engine``.
 
@@ -329,7 +329,7 @@ def run_in_processes(
 
 
 def run_on_dask(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
+    history: LoadedHistory, cells: Sequence[SweepCell], *, address: str, join_s: float = 0.0
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells on the workers of a Dask scheduler.
 
@@ -362,7 +362,7 @@ def run_on_dask(
 
 def run_on_slurm(
     history: LoadedHistory,
-    cells: Sequence[SweepRun],
+    cells: Sequence[SweepCell],
     *,
     jobs: int = 1,
     options: Mapping[str, Any] | None = None,
@@ -439,7 +439,7 @@ def _test_submission(script: str) -> None:
 
 
 def _replay_on_client(
-    client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
+    client: Client, history: LoadedHistory, cells: Sequence[SweepCell], address: str
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
@@ -504,7 +504,7 @@ def repeats(
         A replay failed, with the reason.
     """
     cells = [
-        SweepRun(request=replace(request, scenarios=(scenario,)), repeat=repeat, over=over)
+        SweepCell(request=replace(request, scenarios=(scenario,)), repeat=repeat, over=over)
         for repeat in range(1, times + 1)
         for scenario in request.scenarios
     ]
@@ -564,7 +564,7 @@ class ResultsFile:
         """
         return FIGURES in self.known.get(key, {})
 
-    def add(self, key: str, cell: SweepRun, result: RunResult) -> None:
+    def add(self, key: str, cell: SweepCell, result: RunResult) -> None:
         """Append the line of a run, and sync it to the disk."""
         line = json.dumps({"key": key, "cell": cell.to_json(), **result}, sort_keys=True, allow_nan=False)
         self._file.append(line.encode() + b"\n")
@@ -675,7 +675,7 @@ class Cross:
     Runs that are compared with each other are adjacent.
     """
 
-    cells: tuple[SweepRun, ...]
+    cells: tuple[SweepCell, ...]
     notes: tuple[str, ...]
 
 
@@ -717,7 +717,7 @@ def read_sweep_plan(path: Path) -> SweepPlan:
 
 
 def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
-    """Return every run of a plan.
+    """Return every cell of a plan.
 
     Parameters
     ----------
@@ -734,7 +734,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
     replays, notes = _replays(plan)
     repeats = range(1, plan.repeats + 1) if plan.repeats else (0,)
     cells = [
-        SweepRun(request=replace(request, scenarios=(replay,)), repeat=repeat, over=plan.over)
+        SweepCell(request=replace(request, scenarios=(replay,)), repeat=repeat, over=plan.over)
         for request in _requests(plan, base, timezone)
         for repeat in repeats
         for replay in replays
@@ -887,7 +887,7 @@ def sweep(
     )
 
 
-def _groups(cells: Sequence[SweepRun], keys: Sequence[str], results_by_key: dict[str, RunResult]) -> Iterator[Group]:
+def _groups(cells: Sequence[SweepCell], keys: Sequence[str], results_by_key: dict[str, RunResult]) -> Iterator[Group]:
     """Yield groups of runs that differ only in scenario and repeat.
 
     Groups are in the order of the runs. A row is one scenario over all of its repeats. Differences to the baseline are

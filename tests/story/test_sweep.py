@@ -20,8 +20,8 @@ from helios.app.scenarios import OPTIONS
 from helios.app.sweep import (
     Cross,
     FinishedRun,
+    SweepCell,
     SweepPlan,
-    SweepRun,
     SweepSettings,
     cross_options,
     expected_s,
@@ -105,7 +105,7 @@ def test_a_worker_killed_amid_the_sweep_costs_no_line(
 ) -> None:
     killed: list[int] = []
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 5:
@@ -129,7 +129,7 @@ def kill_a_busy_worker(cluster: Any) -> int:
 def test_a_sweep_that_was_killed_goes_on_elsewhere(
     doomed: Any, history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
-    def dying(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def dying(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 30:
@@ -147,7 +147,7 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
 def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: LoadedHistory) -> None:
     """What is sent with a cell is small, whatever the history: it is the question, not the jobs."""
     pickle = pytest.importorskip("cloudpickle")
-    cell = SweepRun(request=WhatIfRequest(scenarios=(), nodes={"gpu": 1}))
+    cell = SweepCell(request=WhatIfRequest(scenarios=(), nodes={"gpu": 1}))
     assert len(pickle.dumps(cell)) < 3_000 < len(pickle.dumps(history))
     with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
         doomed.scale(3)

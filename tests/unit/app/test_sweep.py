@@ -16,8 +16,8 @@ from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.sweep import (
     Cross,
     FinishedRun,
+    SweepCell,
     SweepPlan,
-    SweepRun,
     SweepWorker,
     cross_options,
     fingerprint_history,
@@ -69,7 +69,7 @@ def written(path: Path, text: str) -> Path:
     return path / "plan.toml"
 
 
-def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+def backwards(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
     """An engine that is done with the last cell first."""
     worker = SweepWorker(history)
     for place in reversed(range(len(cells))):
@@ -79,7 +79,7 @@ def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[Fi
 def dying_after(number: int) -> Any:
     """An engine of a process that is killed when so many cells are done."""
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         for done in run_here(history, cells):
             if done.place == number:
                 raise KeyboardInterrupt
@@ -89,7 +89,7 @@ def dying_after(number: int) -> Any:
 
 
 def counting(replayed: list[int]) -> Any:
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         replayed.append(len(cells))
         yield from run_here(history, cells)
 
@@ -230,7 +230,7 @@ def test_a_value_that_is_not_understood_is_refused(keys: dict[str, Any]) -> None
 def test_a_cell_has_the_figures_of_the_what_if(history: LoadedHistory) -> None:
     request = WhatIfRequest(scenarios=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
     for run, cell in zip(whatif(history, request).runs, [FIFO, TRUE], strict=True):
-        told = SweepWorker(history).figures(SweepRun(request=replace(request, scenarios=(cell,))))
+        told = SweepWorker(history).figures(SweepCell(request=replace(request, scenarios=(cell,))))
         assert {name: told[name] for name in run.summary.to_json()} == run.summary.to_json()
         assert run.summary.mean_wait_s > 60
 
@@ -266,7 +266,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
     let_go: list[bool] = []
     kept = []
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         try:
             yield from run_here(history, cells)
         finally:
@@ -331,7 +331,7 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
     worker = SweepWorker(history)
     request = WhatIfRequest(scenarios=(FIFO,), nodes=NODES, gpus_per_node=4)
     monkeypatch.setattr("helios.app.sweep.to_run", broken)
-    assert worker.run(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
+    assert worker.run(SweepCell(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 
 def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHis
     site = a_site(12, jobs=900)
     plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
     request = WhatIfRequest(scenarios=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
-    cells = [SweepRun(request=request, repeat=repeat) for repeat in (1, 2, 3)]
+    cells = [SweepCell(request=request, repeat=repeat) for repeat in (1, 2, 3)]
     forth = {done.place: done.result for done in run_here(site, cells)}
     back = {done.place: done.result for done in backwards(site, cells)}
     assert forth == back
