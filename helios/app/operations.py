@@ -370,7 +370,7 @@ class Operations:
         return JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
 
     def release_nodes(self, why: str) -> NodeCycleReport:
-        """Wake the nodes that Helios put to sleep, and restore weights and the keep-awake list."""
+        """Wake Helios' sleeping nodes and restore weights and the keep-awake list."""
         settings = self.settings.model_copy(update={"services": {}})
         return NodeController(self.site, settings, clock=self._clock).release(why)
 

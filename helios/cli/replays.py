@@ -267,7 +267,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
 
 
 def all_cores() -> int:
-    """Return the number of cores that this process may use, or 1 without Dask."""
+    """Return how many cores this process may use, 1 without Dask."""
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
         print_message(

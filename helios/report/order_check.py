@@ -186,7 +186,7 @@ class OrderCheck:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of ratios without NaN, or NaN where there are none."""
+    """Return the geometric mean of ratios, NaN without any."""
     known = [log(value) for value in values if isfinite(value)]
     return exp(sum(known) / len(known)) if known else float("nan")
 

@@ -211,7 +211,7 @@ class Differences:
 
 
 def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the compared figures of a replay, s, from its summary or the summary's JSON."""
+    """Return the compared figures of a replay's summary, s."""
     summary_json = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
     means, jobs = summary_json["mean_wait_s_by_size"], summary_json["jobs_by_size"]

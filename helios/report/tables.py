@@ -140,7 +140,7 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Write a number with its noun, as ``1 job``, ``2,000 jobs`` or ``0.25 GPUs``."""
+    """Write a number with its noun, as ``1 job`` or ``0.25 GPUs``."""
     text = f"{number:,.0f}" if number == np.round(number) else write_count(number)
     return f"{text} {noun}{'' if number == 1 else 's'}"
 
