@@ -50,6 +50,8 @@ STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the
 class WhatIfRequest:
     """What to replay, and on which machine.
 
+    Every what-if takes it; those that choose their replays themselves take no scenarios.
+
     Attributes
     ----------
     plans : sequence of Scenario
@@ -72,7 +74,7 @@ class WhatIfRequest:
         Seed of training, of random placement and of repeats.
     """
 
-    plans: Sequence[Scenario]
+    plans: Sequence[Scenario] = ()
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
