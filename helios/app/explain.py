@@ -39,8 +39,8 @@ from helios.model import (
 )
 from helios.ports import Progress, no_progress
 from helios.report.job import JobExplanation, JobRuns, StartForecast, places
-from helios.report.models import Explanation, PastJob, rests_on
 from helios.report.nodes import NodeExplanation, NodeStatus
+from helios.report.prediction import Explanation, PastJob, rests_on
 from helios.units import as_count
 from helios.warehouse import Warehouse
 
@@ -427,8 +427,8 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 
     The text says whose jobs they are and how long the last of them took.
     """
-    from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
     from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
+    from helios.predict.similar_jobs import narrowest_group  # noqa: PLC0415 - as above
 
     history, now = cycles.predictions.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
     if history.empty or np.isnan(job["p50_s"]):
@@ -714,7 +714,7 @@ def _explain_last(
     ``job`` is its record in the queue, if it is there.
     """
     from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
-    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
+    from helios.predict.remaining_time import remaining_run_time  # noqa: PLC0415 - see above
 
     job = jobs.iloc[-1] if job is None else job
     moment = job["submitted_at"] if known_at is None else known_at

@@ -213,9 +213,6 @@ class Draw:
         return replay_scenario(scenario, self.setup, predictor, no_progress, request=request)
 
 
-# What predictions are worth for an order.
-
-
 def value_of_predictions(
     history: LoadedHistory,
     request: WhatIfRequest,

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
 from helios.predict.distribution import PAIR_FEATURES
+from helios.predict.drift import Inputs, training_inputs
 from helios.predict.duration import MOST_JOBS, MOST_PAIRS, TAIL_POINTS, DurationModel, Trees
-from helios.predict.evaluation import Inputs, training_inputs
 from helios.predict.job_table import TRAINING_COLUMNS, JobTable
 from helios.predict.timeline import Calibration, empty_calibration
 from helios.predict.trees import read_trees

@@ -54,8 +54,6 @@ HYSTERESIS = 0.75
 
 _SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
 
-# Queue orders, each one formula, shared by the live service and by replays.
-
 
 def shortest_service_first(
     *,
@@ -92,8 +90,6 @@ def divide_large_jobs(
 
     return divided
 
-
-# Orders for a live cluster, from the urgencies of a jobwise service.
 
 Rows = NDArray[np.int64]
 

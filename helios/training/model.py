@@ -246,9 +246,6 @@ Runs that have not ended have the outcome ``running``.
 """
 
 
-# Actions that a service may request of a pool. Each has a reason for people.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrial:
     """Start a waiting or paused trial on a device.

@@ -578,9 +578,6 @@ class SimulatedPool:
             self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
 
 
-# Rules to compare with.
-
-
 def share_fixed(together: int) -> Decide:
     """Return the rule of a fixed number of trials on a device, started in order.
 
@@ -650,9 +647,6 @@ def with_true_values(
         return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
 
     return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
-
-
-# Comparison of rules.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
