@@ -110,16 +110,14 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
         )
         style = "bold" if name == challenger else None
         table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
-    heads = ("Rank better by", "Error less by", "Beyond chance")
+    heads = ("Rank better by", "Error less by", "Chance")
     beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", *heads)
     for name, against in comparison["against"].items():
-        found = [f"better in {figure}" for figure in against["better_in"]]
-        found += [f"worse in {figure}" for figure in against["worse_in"]]
         beside.add_row(
             escape(NAMES.get(name, name)),
             _with_interval(against["rank"], 1),
             _with_interval(against["error"], -1),
-            "\n".join(found) or "no difference",
+            "yes" if against["is_chance"] else "no",
         )
     groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
     caption = (
