@@ -57,6 +57,8 @@ _REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
 class WhatIfRequest:
     """What to replay, and on which machine.
 
+    Every what-if takes it; those that choose their replays themselves take no scenarios.
+
     Attributes
     ----------
     scenarios : sequence of Scenario
@@ -79,7 +81,7 @@ class WhatIfRequest:
         Seed of training, of random placement and of repeats.
     """
 
-    scenarios: Sequence[Scenario]
+    scenarios: Sequence[Scenario] = ()
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)

@@ -354,8 +354,6 @@ class FigureSource:
         Of the same history; what a figure needs of them and does not get is not shown.
     energy : Energy, optional
         Draw of nodes, and prices.
-    change_s : int, optional
-        When something changed, s since the epoch; by default the middle of the window.
     """
 
     def __init__(
@@ -368,7 +366,6 @@ class FigureSource:
         unusable: Sequence[NamedLevel] = (),
         findings: Sequence[Finding] = (),
         energy: Energy | None = None,
-        change_s: int | None = None,
     ) -> None:
         self.history = history
         self.capacity = capacity
@@ -377,7 +374,6 @@ class FigureSource:
         self.unusable = unusable
         self.findings = {finding.number: finding for finding in findings}
         self.energy = energy or Energy()
-        self.change_s = (history.first_s + history.end_s) // 2 if change_s is None else change_s
 
     @cached_property
     def sized(self) -> Flags:
@@ -530,11 +526,6 @@ class FigureSource:
     def in_use(self) -> Floats:
         """Units in use in each step."""
         return self.held()
-
-    @cached_property
-    def asked_for(self) -> Floats:
-        """Units that jobs wait for in each step."""
-        return self.asked()
 
     def in_service(self, edges_s: Seconds, pools: tuple[int, ...] | None = None) -> Floats | None:
         """Return the units in service in each step, None where unknown."""
