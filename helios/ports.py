@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
+from helios.actions import Action, NodeOutcome, Outcome
+from helios.changes import Change
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Sizes, Snapshot
 from helios.model.pools import PoolAction, PoolSnapshot
@@ -125,8 +126,10 @@ class Cluster(Protocol):
         """
         ...
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions, read back, and return an outcome for each job that they name.
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply changes, read back, and return the outcome of each.
+
+        The target :data:`helios.changes.EVERY` of a revert stands for all pending jobs that Helios has changed.
 
         - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
         - A job that must be left alone (``excluded_reason``) is ``REFUSED``.
@@ -159,8 +162,8 @@ class NodeCluster(Protocol):
         """
         ...
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions, read back, and return an outcome for each node that they name.
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply changes, read back, and return the outcome of each.
 
         - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
         - It refuses to power down a node that is not idle or must be left alone (``excluded_reason``).

@@ -36,7 +36,7 @@ from helios.app.energy.spare_nodes import (
 )
 from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
-from helios.changes import to_node_actions, to_node_changes
+from helios.changes import to_node_changes
 from helios.config import Energy, Power
 from helios.control.guards import PowerBudget, bound_power_changes
 from helios.control.observed import observed_nodes
@@ -605,7 +605,7 @@ def _run_services(cluster: SimCluster, active_services: Sequence[Service], deman
         if changes:
             nodes = observed_nodes(visible)
             allowed, _ = bound_power_changes({"": changes}, nodes, PowerBudget(nodes, power))
-            cluster.steer(to_node_actions(allowed[""], own={}))
+            cluster.steer(allowed[""])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -66,7 +66,7 @@ def test_included_files_are_read(tmp_path: Path) -> None:
 
 
 def test_an_included_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileUnreadable, match="gone.conf cannot be read"):
+    with pytest.raises(FileUnreadable, match=r"gone\.conf cannot be read"):
         site(tmp_path, "NodeName=g1 Gres=gpu:4\nInclude gone.conf\n")
 
 
