@@ -12,11 +12,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import choose_resource, replay_cluster_for
+from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
+from helios.metrics.capacity import choose_resource
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress

@@ -24,7 +24,9 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     Report,
+    WindowOptions,
     configuration,
+    described,
     expand,
     moment,
     named_timezone,
@@ -109,7 +111,7 @@ def whatif(
     ones, with a table of what each number would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
-    files = [*(series or []), *(more or [])]
+    files, size = [*(series or []), *(more or [])], None
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
             "--series cannot be used with --cluster, --trace or --nodes.",
@@ -152,7 +154,11 @@ def whatif(
                     f"No job of {history.cluster} is known.",
                     hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
                 )
-            first_s, after_s = int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1
+            history = described(
+                history, settings=settings, window=WindowOptions(since=since, until=until), machine=machine
+            )
+            assert history.record is not None  # there are jobs
+            first_s, after_s = history.record.begin_s, history.record.end_s
             begin, end = _window(since, until, history.timezone, first_s, after_s)
             replay = WhatIfRequest(
                 plans=(),
@@ -160,7 +166,7 @@ def whatif(
                 until=end,
                 placement=Placement(placement),
                 seed=settings.model.seed,
-                **machine.request_fields(settings, history.machine),
+                **machine.request_fields(settings, history.capacity),
             )
             on_jobs = EnergyJobsRequest(
                 replay=replay,
@@ -169,6 +175,7 @@ def whatif(
                 history_days=settings.demand.history_days,
             )
             found = energy_on_jobs(history, on_jobs, energy=settings.energy, power=settings.power, progress=progress)
+            size = history.capacity and history.capacity.to_json()
     found = found.without_unknown(price=known["price_per_kwh"], co2=known["co2_g_per_kwh"])
     from helios.report.energy import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
@@ -176,7 +183,7 @@ def whatif(
         from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
 
         write_page(report, render_energy_whatif(found))
-    print_result(found.to_json(), energy_table(found, width=width()), as_json=as_json)
+    print_result(found.to_json() | {"capacity": size}, energy_table(found, width=width()), as_json=as_json)
 
 
 def ces_options(settings: Settings) -> CesOptions:
@@ -214,8 +221,6 @@ def _window(from_: str | None, to: str | None, zone_name: str, first_s: int, aft
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
 
-
-# ``helios forecast``: how many nodes will be needed, and how good such forecasts are.
 
 forecast_commands = typer.Typer(
     no_args_is_help=True, help="Forecast how many nodes will be needed, and evaluate the forecasts."

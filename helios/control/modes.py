@@ -31,6 +31,9 @@ OUTSIDE = "outside the canary"
 UNTOUCHED: Mapping[Setting, str] = {NodeSetting.POWER: AWAKE}
 """Values of a node that Helios has not changed."""
 
+_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE}
+"""Values of a node that Helios has not changed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMode:

@@ -238,9 +238,6 @@ class NodeActions:
         rank_nodes(self._state, self.weight)
 
 
-# Use of nodes in a replay: how many nodes held a job, and node seconds in each power state.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeHolding:
     """Number of nodes that hold a job, over time.

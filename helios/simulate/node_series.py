@@ -18,6 +18,11 @@ from helios.metrics.node_usage import NodeSeconds
 _BUSY, _IDLE, _ASLEEP, _FALLING, _WAKING = range(5)
 _WAKES, _SLEEPS, _WOKEN, _SHORTAGES, _SHORT = range(5)
 
+LONGEST_STRETCH = 4_032
+"""Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
+_HALVINGS = 40
+"""Steps of the bisection for the price."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRun:
@@ -260,12 +265,6 @@ def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np
         n_wakes = int((np.diff(_cheapest_levels(needed, price)) > 0).sum())
         low, high = (price, high) if n_wakes > most_wakes else (low, price)
     return _cheapest_levels(needed, high)
-
-
-LONGEST_STRETCH = 4_032
-"""Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
-_HALVINGS = 40
-"""Steps of the bisection for the price."""
 
 
 def _cheapest_levels(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:

@@ -136,13 +136,13 @@ _NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})
 _PARTITION_DEFAULTS = ("defmempercpu", "defmempergpu", "defmempernode")
 
 
-_QOS_IDLE = frozenset({
+_UNNOTED_QOS_COLUMNS = frozenset({
     "name", "priority", "usagefactor", "maxtrespu", "maxtresperuser", "maxjobspu", "maxjobsperuser", "grptres",
     "description", "id", "gracetime", "preemptexempttime", "preemptmode", "flags", "usagethres", "usagethreshold",
     "maxsubmitpu", "maxsubmitjobsperuser", "maxsubmitpa", "grpsubmit", "grpsubmitjobs", "maxwall", "maxtresmins",
 })  # fmt: skip
 """Columns without a note: those that are read, that limit submissions, or whose effect is in recorded run times."""
-_ASSOC_IDLE = frozenset({
+_UNNOTED_ASSOCIATION_COLUMNS = frozenset({
     "cluster", "account", "parentname", "par_name", "user", "share", "fairshare", "rawshares", "rawusage", "partition",
     "qos", "def_qos", "defaultqos", "id", "lft", "rgt", "normshares", "normusage", "effectvusage", "levelfs", "maxwall",
     "maxsubmit", "maxsubmitjobs", "grpsubmit", "maxtresmins", "tresrunmins", "comment", "lineage", "flags",
@@ -238,7 +238,7 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
     """
     rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
     for row in rows:
-        _note_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
+        _note_limits(row, f"QOS {row.text('name')}", _UNNOTED_QOS_COLUMNS, notes)
         _note_other_tres(row, _MAX_TRES_PER_USER, f"QOS {row.text('name')}", notes)
         _note_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
     return tuple(
@@ -278,7 +278,7 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
             notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
             continue
         shares[share.account, share.user] = share
-        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
+        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _UNNOTED_ASSOCIATION_COLUMNS, notes)
     return tuple(shares.values())
 
 

@@ -17,6 +17,7 @@ from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.slurm.jobs import SlurmCluster
 from helios.slurm.nodes import SlurmNodes
 from helios.testing import FakeCluster, FakeNodes
+from tests.size import BUDGET, GROWTH, count_lines, sum_packages
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -90,3 +91,8 @@ def test_a_change_has_no_other_form_on_its_way() -> None:
         for node in classes
     }
     assert {name for name, names in fields.items() if "setting" in names} == FORMS
+
+
+def test_no_package_has_outgrown_its_budget() -> None:
+    sums = sum_packages(count_lines())
+    assert {package: sums[package] for package, most in BUDGET.items() if sums[package] > most * (1 + GROWTH)} == {}

@@ -61,7 +61,7 @@ def test_a_node_that_is_down_is_not_in_service() -> None:
     assert seen.total[seen.pools.index("gpu (a100)"), 0] == 4
 
 
-def test_what_the_warehouse_suspended_calls_running_is_left_to_the_cluster() -> None:
+def test_what_the_warehouse_still_calls_running_is_left_to_the_cluster() -> None:
     stale = ended("g1", hours_ago=5) | {"ended_at": None, "run_time_s": None}
     seen = busy_by_pool(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.busy[seen.pools.index("gpu (a100)"), -1] == 0
@@ -99,7 +99,7 @@ def remembered() -> Remembered:
     return Remembered(history(*(ended("g[1-2]", hours_ago=hours) for hours in range(2, 60, 6))))
 
 
-def test_a_demand_is_laid_into_the_snapshot_and_ends_with_the_last_whole_step(remembered: Remembered) -> None:
+def test_the_demand_in_a_snapshot_ends_with_the_last_whole_step(remembered: Remembered) -> None:
     demand = remembered(at(NOON + timedelta(minutes=7))).demand
     assert demand is not None
     assert demand.ended_s == NOW_S
@@ -140,7 +140,7 @@ def test_a_new_cluster_without_any_job_is_forecast_from_nothing() -> None:
     assert demand.busy.max() == 0
 
 
-def test_a_history_without_nodes_gives_no_forecast_and_it_is_said_why_and_what_to_do() -> None:
+def test_a_history_without_nodes_says_why_there_is_no_forecast() -> None:
     unplaced = [ended("g1", hours_ago=hours) | {"node_list": None} for hours in range(2, 60, 6)]
     demand = Remembered(history(*unplaced, ended("g1", hours_ago=1.5)))
     assert demand(at(NOON)).demand is None
@@ -157,7 +157,7 @@ def test_a_history_that_was_read_again_with_its_nodes_gives_a_forecast(remembere
     assert remembered.why_not == ""
 
 
-def test_forecasters_that_suspended_learn_are_named(remembered: Remembered) -> None:
+def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
     impatient = Remembered(remembered.jobs, synchronous=False)
     impatient(at(NOON))
     assert "still learn" in impatient.why_not

@@ -203,7 +203,7 @@ def shown(answer: EnergyWhatIf, width: int) -> str:
     return captured.get()
 
 
-def test_each_number_of_spare_nodes_has_a_row_with_the_price_of_the_last() -> None:
+def test_each_number_of_spare_nodes_has_a_row_with_its_price() -> None:
     answer = replace(an_answer(a_result("always_on")), front=a_front(0, 1))
     rows = [line.split() for line in shown(answer, 80).splitlines()]
     assert ["0", "20.0", "26,320", "8.75", "%", "1.00", "%", "20.2", "0.63", "90", "%", "96", "%", "-"] in rows

@@ -182,7 +182,7 @@ def wakes(levels: NDArray[np.float64]) -> int:
 
 @settings(max_examples=examples(20), deadline=None)
 @given(needed=st.lists(st.integers(0, 3), min_size=1, max_size=7), most=st.integers(0, 3))
-def test_no_other_way_covers_the_need_with_fewer_nodes_and_no_more_wakes(needed: list[int], most: int) -> None:
+def test_no_other_plan_needs_fewer_nodes_without_more_wakes(needed: list[int], most: int) -> None:
     need = np.array(needed, dtype=np.float64)
     found = fewest_levels(need, most_wakes=most)
     others = (np.array(way, dtype=np.float64) for way in product(range(4), repeat=len(needed)))
@@ -192,7 +192,7 @@ def test_no_other_way_covers_the_need_with_fewer_nodes_and_no_more_wakes(needed:
     assert found.sum() == best
 
 
-def test_the_optimum_sleeps_in_a_valley_only_if_it_may_wake_after_it() -> None:
+def test_the_optimum_sleeps_in_a_valley_only_if_it_may_wake() -> None:
     valley = np.array([5.0, 5, 1, 1, 1, 5, 2, 2])
     assert fewest_levels(valley, most_wakes=0).tolist() == [5, 5, 5, 5, 5, 5, 2, 2]
     assert fewest_levels(valley, most_wakes=1).tolist() == [5, 5, 1, 1, 1, 5, 2, 2]
