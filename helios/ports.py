@@ -15,6 +15,16 @@ from helios.changes import Change
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Sizes, Snapshot
 
+HORIZON_S = 8 * 3600.0
+"""Longest run time that counts in ``RunTime.truncated_mean``, s."""
+LONGEST_LEASE = timedelta(minutes=10)
+"""Longest time that a stored lease may last, unless a longer one is requested; beyond it a clock was wrong."""
+Columns = Callable[[str], NDArray[Any]]
+"""Function from the name of a ``QUEUE`` column, or ``node_gpus``, to its values for some pending jobs.
+
+Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
+"""
+
 
 class RunTime(NamedTuple):
     """Columns of a prediction of run time, statistics of its distribution.
@@ -44,8 +54,6 @@ class RunTime(NamedTuple):
 
 RUN_TIME = RunTime(*range(len(RunTime._fields)))
 """Position of each column."""
-HORIZON_S = 8 * 3600.0
-"""Longest run time that counts in ``RunTime.truncated_mean``, s."""
 
 
 class ReplayPredictor(Protocol):
@@ -205,13 +213,6 @@ class Service(Protocol):
         ...
 
 
-Columns = Callable[[str], NDArray[Any]]
-"""Function from the name of a ``QUEUE`` column, or ``node_gpus``, to its values for some pending jobs.
-
-Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
-"""
-
-
 class ChangeRequests(NamedTuple):
     """Changes that a service requests for some jobs.
 
@@ -244,10 +245,6 @@ class JobwiseService(Service, Protocol):
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return the changes for ``jobs`` at a moment, which is ``snapshot.taken_at``."""
         ...
-
-
-LONGEST_LEASE = timedelta(minutes=10)
-"""Longest time that a stored lease may last, unless a longer one is requested; beyond it a clock was wrong."""
 
 
 class Ledger(Protocol):
