@@ -55,6 +55,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.types import Calendar
+
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
 from benchmarks.recorded_levels import idle_beside_waiting_levels, read_partition_levels
@@ -69,7 +71,6 @@ from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.metrics.statistics import rank_correlation
 from helios.model import JOBS, NODES
-from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
 from helios.study.figures.catalog import study_figures
@@ -133,7 +134,7 @@ def arguments(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _replays(history: LoadedHistory, window: Any, scenarios: list[Scenario]) -> list[Run]:
     request = WhatIfRequest(
-        plans=scenarios,
+        scenarios=scenarios,
         since=window.since,
         until=window.until,
         nodes=parse_nodes(window.nodes),
@@ -173,7 +174,7 @@ def idle(folder: Path) -> Iterator[dict[str, Any]]:
     for month, nodes in product(MONTHS, VENUS_NODES):
         since = datetime.fromisoformat(month).replace(tzinfo=zone)
         replay = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=since,
             until=since + timedelta(days=21),
             nodes={POOL: nodes},
