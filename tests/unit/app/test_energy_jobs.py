@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.demand.types import Calendar
 
 from helios.actions import PowerDown, PowerUp
 from helios.app.energy.whatif import (
@@ -22,7 +23,6 @@ from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.model import JOBS, STEP_S, Demand
-from helios.predict.demand.types import Calendar
 from helios.simulate import Placement, Sleep
 from helios.simulate.node_series import SeriesRun
 from tests.unit.simulate.builders import a_shape, a_sim_cluster

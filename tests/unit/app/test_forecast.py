@@ -7,6 +7,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.demand.features import NAMES
+from helios.predict.demand.types import DAY, Calendar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +24,6 @@ from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.metrics.node_usage import most_held
 from helios.model import NodeSeries
-from helios.predict.demand.features import NAMES
-from helios.predict.demand.types import DAY, Calendar
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
