@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -16,10 +17,13 @@ from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
 from helios.metrics.node_usage import BusyIntervals, busy_intervals, most_at_once, whole_seconds
 from helios.metrics.spare_nodes import CHECK_S, MEMORIES_S, WEEKS, use_by_minute
-from helios.model import JOBS, NodeUse, PoolUse, Snapshot, node_pools
+from helios.model import JOBS, STEP_S, NodeForecast, NodeUse, PoolUse, Snapshot, node_pools
 from helios.model.nodes import expand
 from helios.units import DAY_S
 from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.app.node_forecast import NodeForecasts
 
 PLACED_AT_LEAST = 0.95
 """Share of the ended jobs whose nodes must be known. A node whose jobs are missing looks idle, and would sleep."""
@@ -28,6 +32,7 @@ HOLE_S = 6 * 3_600
 LONGEST_JOB_S = 28 * DAY_S
 """Time before the record within whose submissions jobs that ran in it are looked for, s."""
 RECENT_S = max(MEMORIES_S)
+"""Least time until now of which the use is counted by minute, s; it begins at the last midnight."""
 JOB_COLUMNS = ["submitted_at", "started_at", "ended_at", "node_list"]
 
 
@@ -57,6 +62,10 @@ class NodeUseRecord:
         self._recent = JOBS.empty()[JOB_COLUMNS]
         self._counted_as: object = None
         self._past: dict[str, PoolUse] = {}
+        self._past_ended_s: int | None = None
+        self._zone = ZoneInfo("UTC")
+        self._forecast: NodeForecast | None = None
+        self._forecasts: NodeForecasts | None = None
         self.why_not = ""
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
@@ -76,14 +85,31 @@ class NodeUseRecord:
             self._read(warehouse, snapshot.taken_at, places, running)
         if self.why_not:
             return replace(snapshot, use=None)
-        recent = _joined(self._recent, running)
+        since_s = now_s - RECENT_S if self._past_ended_s is None else min(self._past_ended_s, now_s - RECENT_S)
         use = NodeUse(
             ended_s=now_s,
-            recent=_recent_use(recent, snapshot, places, now_s),
+            recent=_use_since(since_s, _joined(self._recent, running), snapshot, places, now_s),
             past=self._past,
             energy=self._settings.energy.model_dump(exclude_unset=True),
         )
-        return replace(snapshot, use=use)
+        return replace(snapshot, use=use, forecast=self._forecast_of(use))
+
+    def _forecast_of(self, use: NodeUse) -> NodeForecast | None:
+        """Return the forecast of this step, which only the rule of the paper reads."""
+        if all(options.get("rule") != "published" for options in self._settings.services.values()):
+            return None
+        from helios.app.node_forecast import NodeForecasts  # noqa: PLC0415 - LightGBM is needed by this rule alone
+
+        if self._forecasts is None:
+            self._forecasts = NodeForecasts(self._zone)
+        if self._forecast is None or self._forecast.ended_s != use.ended_s // STEP_S * STEP_S:
+            today = slice(-((use.ended_s - (self._past_ended_s or 0)) // CHECK_S), None)
+            known = {
+                pool: np.concatenate([self._past[pool].most, most[today]]) if pool in self._past else most
+                for pool, most in use.recent.items()
+            }
+            self._forecast = self._forecasts(known, ended_s=use.ended_s)
+        return self._forecast
 
     def _read(self, warehouse: Warehouse, now: datetime, places: _Places, running: pd.DataFrame) -> None:
         """Read and count what has changed since the last call."""
@@ -94,8 +120,9 @@ class NodeUseRecord:
             return
         # The last hours of a day are known once the accounting was read past its end.
         known_until = min(now, read_until(warehouse, self._cluster) or now)
-        midnight = known_until.astimezone(ZoneInfo(zone)).replace(hour=0, minute=0, second=0, microsecond=0)
-        is_new, midnight = edition != self._read_as, midnight.astimezone(UTC)
+        self._zone = ZoneInfo(zone)
+        midnight = known_until.astimezone(self._zone).replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
+        is_new = edition != self._read_as
         if self._counted_as != (midnight, places.pool_of) or (is_new and self.why_not):
             since = midnight - timedelta(weeks=WEEKS)
             jobs = self._ended_since(warehouse, since, until=midnight)
@@ -103,9 +130,9 @@ class NodeUseRecord:
             covered = warehouse.coverage(self._cluster)
             begin_s, end_s = int(since.timestamp()), int(midnight.timestamp())
             self._past = past_use(_joined(jobs, running), places, covered, begin_s=begin_s, end_s=end_s)
-            self._counted_as = midnight, places.pool_of
+            self._counted_as, self._past_ended_s, is_new = (midnight, places.pool_of), end_s, True
         if is_new:
-            self._recent = self._ended_since(warehouse, now - timedelta(seconds=RECENT_S))
+            self._recent = self._ended_since(warehouse, min(midnight, now - timedelta(seconds=RECENT_S)))
             self._read_as = edition
 
     def _ended_since(self, warehouse: Warehouse, since: datetime, *, until: datetime | None = None) -> pd.DataFrame:
@@ -195,8 +222,10 @@ def _changes(held: BusyIntervals, members: NDArray[np.bool_]) -> tuple[NDArray[n
     return moments, np.cumsum(np.bincount(position, weights=change, minlength=len(moments))).astype(np.int64)
 
 
-def _recent_use(jobs: pd.DataFrame, snapshot: Snapshot, places: _Places, now_s: int) -> dict[str, NDArray[np.int64]]:
-    """Return the most nodes in use in each of the last minutes, by pool.
+def _use_since(
+    first_s: int, jobs: pd.DataFrame, snapshot: Snapshot, places: _Places, now_s: int
+) -> dict[str, NDArray[np.int64]]:
+    """Return the most nodes in use in each minute until now, by pool.
 
     When the last job left an idle node is known also where the accounting was not read since.
     """
@@ -214,9 +243,9 @@ def _recent_use(jobs: pd.DataFrame, snapshot: Snapshot, places: _Places, now_s: 
         held,
         group=places.groups(held.names, only_serving=True),
         n_groups=len(places.pools),
-        first_s=now_s - RECENT_S,
+        first_s=first_s,
         step_s=CHECK_S,
-        n_steps=RECENT_S // CHECK_S,
+        n_steps=(now_s - first_s) // CHECK_S,
     )
     return dict(zip(places.pools, most.astype(np.int64), strict=True))
 

@@ -22,7 +22,6 @@ from helios.model.job_sizes import (
 from helios.model.nodes import (
     NODE_STATES,
     STEP_S,
-    Demand,
     NodeForecast,
     NodePower,
     NodeSeries,

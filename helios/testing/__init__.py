@@ -6,7 +6,6 @@ They are shipped with Helios, are stable like the rest of its public interface, 
 
 from helios.testing.builders import (
     NOON,
-    a_demand,
     a_node,
     a_pending_job,
     a_running_job,
@@ -28,7 +27,6 @@ __all__ = [
     "FakeLedger",
     "FakeNodes",
     "PowerDownSeen",
-    "a_demand",
     "a_node",
     "a_pending_job",
     "a_pool",

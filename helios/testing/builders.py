@@ -21,10 +21,9 @@ from helios.model import (
     NODE_STATES,
     NODE_TALLIES,
     QUEUE,
-    STEP_S,
-    Demand,
     FrameKind,
     JobState,
+    NodeForecast,
     NodeUse,
     PoolUse,
     PowerSettings,
@@ -141,7 +140,7 @@ def a_snapshot(
     cluster: str = "venus",
     power: PowerSettings | None = None,
     use: NodeUse | None = None,
-    demand: Demand | None = None,
+    forecast: NodeForecast | None = None,
 ) -> Snapshot:
     """Return a valid snapshot of the given rows, in the given order.
 
@@ -155,8 +154,8 @@ def a_snapshot(
         Time of the snapshot.
     cluster : str
         Name of the cluster.
-    power, use, demand : optional
-        As :func:`power_settings`, :func:`a_use` and :func:`a_demand` return them. None means that it has none.
+    power, use, forecast : optional
+        As :func:`power_settings` and :func:`a_use` return them, and a forecast. None means that it has none.
     """
     return Snapshot(
         taken_at=taken_at,
@@ -166,7 +165,7 @@ def a_snapshot(
         nodes=frame_of(NODE_STATES, [a_node()] if nodes is None else nodes),
         power=power,
         use=use,
-        demand=demand,
+        forecast=forecast,
     )
 
 
@@ -238,47 +237,6 @@ def a_use(
             for last in (whole[: max(len(whole) - today, 0)],)
         },
         energy=energy,
-    )
-
-
-def a_demand(
-    busy: Mapping[str, Sequence[float]] | None = None,
-    *,
-    total: float = 16.0,
-    at: datetime = NOON,
-    ahead_s: tuple[int, ...] = (3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600),
-    levels: tuple[float, ...] = (0.5, 0.9, 0.99),
-) -> Demand:
-    """Return a demand whose forecasts repeat the last value of each step.
-
-    Parameters
-    ----------
-    busy : mapping, optional
-        Busy nodes of each pool, step by step. All pools have the same number of steps, and the last one ends at ``at``.
-        None means a week of 4 nodes in pool ``gpu``.
-    total : float
-        Nodes in service, in each pool.
-    at : datetime
-        End of the last step.
-    ahead_s : tuple of int
-        Forecast horizons, s.
-    levels : tuple of float
-        Quantile levels of the forecasts.
-    """
-    pools = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
-    rows = np.array([list(values) for values in pools.values()], dtype=np.float64).reshape(len(pools), -1)
-    forecast = np.repeat(rows[:, :, None], len(ahead_s), axis=2)
-    return Demand(
-        pools=tuple(pools),
-        ended_s=int(at.timestamp()),
-        busy=rows,
-        total=np.full(rows.shape, total),
-        ahead_s=ahead_s,
-        levels=levels,
-        point=forecast,
-        mean=forecast.copy(),
-        most=np.repeat(forecast[:, :, :, None], len(levels), axis=3),
-        source="as it is",
     )
 
 

@@ -17,6 +17,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
+import numpy as np
+
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.choices import Domain
 from helios.config import Energy
@@ -30,8 +32,9 @@ from helios.metrics.spare_nodes import (
     choose_rules,
     nodes_to_change,
 )
-from helios.model import NodeUse, PoolUse, PowerSettings, Snapshot
+from helios.model import NodeForecast, NodeUse, PoolUse, PowerSettings, Snapshot
 from helios.services.energy_saving.nodes import NodeCandidate, pool_nodes, to_sleep, to_wake
+from helios.services.energy_saving.published import published_levels, published_values
 from helios.services.energy_saving.queue import nodes_wanted_by_queue
 from helios.units import count_in_words, rounded_duration
 
@@ -49,7 +52,8 @@ class CesOptions:
     every_s : int
         Time between two decisions, s. Every ten minutes delays 1.5 to 1.8 times as many submissions.
     rule : str
-        ``spare``: the nodes in use and some spare ones stay awake.
+        ``spare``: the nodes in use and some spare ones stay awake; or ``published``, the rule of the paper, as a
+        comparison.
     mechanism : str
         ``sleep`` to power nodes down, or ``keep_awake`` to let the cluster's idle timer do it, except for listed nodes.
     delayed_submissions : float
@@ -59,7 +63,7 @@ class CesOptions:
     """
 
     every_s: int = CHECK_S
-    rule: Literal["spare"] = "spare"
+    rule: Literal["spare", "published"] = "spare"
     mechanism: Literal["sleep", "keep_awake"] = "sleep"
     delayed_submissions: float = DELAYED_SUBMISSIONS
     cycles_per_node_day: float = CYCLES_PER_NODE_DAY
@@ -110,7 +114,7 @@ class Ces:
         if not nodes:
             return []
         pools = self._pools(snapshot, nodes)
-        self.choices = {pool.name: pool.choice for pool in pools}
+        self.choices = {pool.name: pool.choice for pool in pools if pool.rule is not None}
         self.why_nothing = "; ".join(pool.why_unchanged for pool in pools)
         woken = [PowerUp(node=node.name, reason=pool.why_awake) for pool in pools for node in pool.up]
         if self.options.mechanism == "keep_awake":
@@ -137,7 +141,12 @@ class Ces:
             if recent is not None:
                 peak = max(needed, int(recent[-(choice.rule.memory_s // CHECK_S) :].max(initial=0)))
             powered = sum(node.powered for node in serving)
-            change = nodes_to_change(needed, peak, choice.rule.spare, powered, len(serving))
+            if self.options.rule == "published":
+                change = _change_as_published(
+                    snapshot.forecast, name, needed=needed, powered=powered, total=len(serving)
+                )
+            else:
+                change = nodes_to_change(needed, peak, choice.rule.spare, powered, len(serving))
             # With the mechanism keep_awake the list has Helios' own entries, which it may remove.
             may_sleep = [node for node in serving if self.options.mechanism == "keep_awake" or not node.kept_awake]
             others = [node for node in nodes if node.name not in sleeping]
@@ -150,7 +159,9 @@ class Ces:
                     busy=busy,
                     queued=needed - busy,
                     peak=None if recent is None else peak,
-                    surplus=max(-change, 0),
+                    change=change,
+                    powered=powered,
+                    rule=None if self.options.rule == "published" else choice.rule,
                     choice=choice,
                     down=tuple(down),
                     up=tuple(to_wake(serving, change, everywhere=nodes)),
@@ -185,7 +196,7 @@ class Ces:
 class _Pool:
     """Use of a pool's serving nodes, its rule, and the nodes that change.
 
-    ``peak`` is None where the use of the last time is not known.
+    ``peak`` is None where the use of the last time is not known, ``rule`` under the rule of the paper.
     """
 
     name: str
@@ -193,14 +204,12 @@ class _Pool:
     busy: int
     queued: int
     peak: int | None
-    surplus: int
+    powered: int
+    change: int
+    rule: AwakeRule | None
     choice: SpareChoice
     down: tuple[NodeCandidate, ...]
     up: tuple[NodeCandidate, ...]
-
-    @property
-    def rule(self) -> AwakeRule:
-        return self.choice.rule
 
     @property
     def why_awake(self) -> str:
@@ -212,7 +221,7 @@ class _Pool:
 
     @property
     def why_unchanged(self) -> str:
-        return self._situation + (f"; {self.surplus} more are awake and may not sleep" if self.surplus > 0 else "")
+        return self._situation + (f"; {-self.change} more are awake and may not sleep" if self.change < 0 else "")
 
     @property
     def summary(self) -> str:
@@ -224,12 +233,25 @@ class _Pool:
             return f"no node of {self.name} is in service"
         queued = f" and {self.queued} wanted by the queue" if self.queued else ""
         used = f"{self.busy} of {self.size} nodes of {self.name} in use{queued}"
+        if self.rule is None:
+            return f"{used}; {self.powered + self.change} awake by the rule of the paper"
         if self.peak is None:
             return f"{used}; {USE_UNKNOWN}"
         return (
             f"{used}, at most {self.peak} in the last {self.rule.memory_s // CHECK_S} min; "
             f"{min(self.rule.spare, self.size)} spare"
         )
+
+
+def _change_as_published(forecast: NodeForecast | None, pool: str, *, needed: int, powered: int, total: int) -> int:
+    """Return the nodes to wake, or below zero those to put to sleep, by the rule of the paper."""
+    values = published_values(total)
+    level = needed + values.reserve
+    if forecast is None or pool not in forecast.busy:
+        return max(min(round(level), total) - powered, 0)
+    busy = forecast.busy[pool]
+    by_rule = published_levels(busy, np.full(len(busy), float(total)), forecast.expected[pool], values)[-1]
+    return min(round(level if needed > by_rule else by_rule), total) - powered
 
 
 def _recent_use(snapshot: Snapshot) -> NodeUse | None:

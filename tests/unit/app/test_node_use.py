@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -87,7 +88,7 @@ def running(node_list: str, *, minutes: float) -> dict[str, Any]:
 def test_the_last_minutes_are_counted_by_pool(record: Record) -> None:
     record.load(ended("g[1-3]", minutes_ago=100, minutes=30), ended("c1", minutes_ago=100, minutes=30))
     recent = record.use(seen(running("g[1-2]", minutes=20))).recent
-    assert recent[GPU].tolist() == [0] * 80 + [3] * 30 + [0] * 50 + [2] * 20
+    assert recent[GPU].tolist() == [0] * (720 - 100) + [3] * 30 + [0] * 50 + [2] * 20  # since midnight
     assert recent["cpu"].max() == 1
 
 
@@ -106,7 +107,7 @@ def test_an_end_that_was_not_read_yet_is_known_from_its_node(record: Record) -> 
     record.load(ended("g1", minutes_ago=3_000))
     idle = [{**node, "idle_since": NOON - 10 * MINUTE} if node["name"] == "g2" else node for node in NODES]
     recent = record.use(seen(nodes=idle)).recent[GPU]
-    assert recent.tolist().index(1) == 180 - 11
+    assert recent.tolist().index(1) == 720 - 11
 
 
 def test_the_past_ends_with_the_last_midnight(record: Record) -> None:
@@ -182,6 +183,18 @@ def test_a_new_cluster_without_jobs_has_an_empty_record(record: Record) -> None:
     use = record.use(replace(seen(), cluster="dev"))
     assert use.past == {}
     assert use.recent[GPU].max() == 0
+
+
+def test_a_forecast_is_made_for_the_rule_of_the_paper_alone(record: Record) -> None:
+    record.load(*(ended("g[1-2]", minutes_ago=60 * hours) for hours in range(2, 24 * 20, 6)))
+    assert record(seen()).forecast is None
+    paper = Record(record.url, services={"ces": {"rule": "published"}})
+    forecast = paper(seen()).forecast
+    assert forecast is not None
+    assert forecast.busy[GPU].max() == 2
+    assert np.isfinite(forecast.expected[GPU][-1]).all()
+    assert paper(seen(at=NOON + 9 * MINUTE)).forecast is forecast
+    assert paper(seen(at=NOON + 10 * MINUTE)).forecast is not forecast
 
 
 def test_only_figures_that_the_site_gives_are_passed_on(record: Record) -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.errors import ServiceInvalid
-from helios.model import Snapshot
+from helios.model import NodeForecast, Snapshot
 from helios.ports import Domain
 from helios.services.energy_saving import Ces, CesOptions
 from helios.services.registry import build
@@ -61,9 +62,9 @@ def nothing(snapshot: Snapshot) -> str:
     return service.why_nothing
 
 
-@pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
-def test_it_is_a_service(mechanism: Any) -> None:
-    check_service(Ces(CesOptions(mechanism=mechanism)))
+@pytest.mark.parametrize(("rule", "mechanism"), [("spare", "sleep"), ("spare", "keep_awake"), ("published", "sleep")])
+def test_it_is_a_service(rule: Any, mechanism: Any) -> None:
+    check_service(Ces(CesOptions(rule=rule, mechanism=mechanism)))
 
 
 def test_it_is_installed_and_acts_on_nodes() -> None:
@@ -155,6 +156,27 @@ def test_a_job_that_more_nodes_would_not_start_wakes_none(job: dict[str, Any]) -
 def test_small_jobs_share_the_nodes_they_wait_for() -> None:
     waiting = [a_pending_job(gpus=1, cpus=4.0, reason=WAITING) for _ in range(16)]
     assert len(woken(decide(seen(of=nodes(busy=4, idle=0, asleep=12), pending=waiting)))) == 2 + 5
+
+
+def a_forecast(*, expected: float) -> NodeForecast:
+    """Return three days in which use fell from six nodes to four a step ago, and what is expected of each hour."""
+    busy = np.array([6.0] * 431 + [4.0])
+    return NodeForecast(
+        ended_s=int(NOON.timestamp()), busy={"gpu": busy}, expected={"gpu": np.full((432, 10), expected)}
+    )
+
+
+@pytest.mark.parametrize(("expected", "asleep"), [(3.0, 3), (5.0, 1)])
+def test_the_rule_of_the_paper_sleeps_where_use_falls(expected: float, asleep: int) -> None:
+    snapshot = replace(seen(of=nodes()), forecast=a_forecast(expected=expected))
+    actions = decide(snapshot, rule="published")
+    assert len(slept(actions)) == asleep
+    assert "by the rule of the paper" in actions[0].reason
+
+
+def test_without_a_forecast_the_rule_of_the_paper_only_wakes() -> None:
+    assert not decide(seen(of=nodes()), rule="published")
+    assert len(woken(decide(seen(of=nodes(idle=2, asleep=6)), rule="published"))) == 3
 
 
 # Records that say little.
