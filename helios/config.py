@@ -328,15 +328,6 @@ class Retention(_Section):
     """Days for which notes about readings of the accounting are kept, with their rejects"""
 
 
-class DemandSettings(_Section):
-    """Forecasts of the demand for nodes."""
-
-    holidays: str = ""
-    """Days on which people rest, by commas: 2026-12-25, 2026-12-28..2027-01-03"""
-    history_days: int = Field(default=180, ge=7)
-    """Days of history that forecasts learn from, where there are as many"""
-
-
 class Power(_Section):
     """Limits for putting nodes to sleep, which no service can change."""
 
@@ -411,7 +402,6 @@ class Settings(_Section):
     notify: Notify = Field(default_factory=Notify)
     web: WebSettings = Field(default_factory=WebSettings)
     retention: Retention = Field(default_factory=Retention)
-    demand: DemandSettings = Field(default_factory=DemandSettings)
     power: Power = Field(default_factory=Power)
     energy: Energy = Field(default_factory=Energy)
     services: dict[str, dict[str, Any]] = Field(
