@@ -82,7 +82,7 @@ from tests.unit.control.table import Says
 REPOSITORY = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "behaviour"
 ANSWERS = Path(__file__).parent / "golden" / "slurm-24.11"  # recorded on a running cluster, see tests/golden/record.py
-RECORDING = Path(__file__).parent / "unit" / "simulate" / "recorded" / "slurm-22.05"
+RECORDING = Path(__file__).parent / "unit" / "simulate" / "slurm" / "recorded" / "slurm-22.05"
 LARGE = 100_000  # characters from which a golden file is compressed, so that the repository stays small
 SHOWN = 40  # lines of a difference
 
@@ -279,9 +279,9 @@ LEFT_OUT = {
     "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
-    "pool whatif": "it needs a sweep file; tests/unit/app/test_pool_whatif.py holds its answer",
-    "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
-    "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
+    "pool whatif": "it needs a sweep file; tests/unit/training/test_whatif.py holds its answer",
+    "study compare": "it reads what two studies wrote; tests/unit/study/test_study.py compares such",
+    "trace export": "it draws a key and writes files; tests/unit/study/export/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",
     "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
     "notify test": "it sends messages; tests/unit/app/test_notify.py reads them",
