@@ -47,7 +47,7 @@ def test_nodes_that_are_not_known_are_assumed_from_gpus() -> None:
     assert any("their GPUs by 8" in note for note in seen.notes)
 
 
-def test_jobs_that_run_hold_their_nodes_to_the_end_and_it_is_said() -> None:
+def test_jobs_that_run_hold_their_nodes_to_the_end() -> None:
     running = {"ended_at": None, "run_time_s": None, "state": "RUNNING"}
     jobs = [at(0, node_list="n[1-2]"), at(5, node_list="n3", **running), at(60, node_list="n1")]
     seen = watched(*jobs)
@@ -127,7 +127,9 @@ def test_nothing_after_the_moment_has_a_part_in_the_answer() -> None:
 
 
 def test_less_than_two_weeks_are_refused_with_what_there_is() -> None:
-    with pytest.raises(NotEnoughHistory, match="begins on 2020-01-01 00:00, 13 days before the forecast; it takes 14"):
+    with pytest.raises(
+        NotEnoughHistory, match="begins on 2020-01-01 00:00, 13 days before the forecast, and it takes 14"
+    ):
         forecast_tomorrow(a_series(13), kind="series", zone=UTC_ZONE)
 
 
