@@ -16,20 +16,20 @@ ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
     "top, model, metrics": 4_200,
     "ingest": 4_500,
-    "warehouse": 2_350,
-    "predict": 5_200,
+    "warehouse": 2_450,
+    "predict": 5_250,
     "services": 1_200,
     "control": 3_000,
     "slurm": 4_450,
     "simulate": 6_000,
     "report": 5_200,
-    "app": 10_650,
+    "app": 10_750,
     "daemon": 950,
-    "cli": 3_250,
+    "cli": 3_300,
     "testing": 1_450,
-    "web": 800,
+    "web": 850,
     "training": 10_150,
-    "study": 5_600,
+    "study": 5_650,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what."""
