@@ -358,6 +358,7 @@ def slurm_whatif(
     ]
     whatif = WhatIf(
         cluster=history.cluster,
+        capacity=history.capacity,
         partitions={", ".join(partition.name for partition in site.partitions): n_nodes},
         gpus_per_node=each,
         resource=resource,

@@ -19,6 +19,7 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     configuration,
+    described,
     duration,
     expand,
     moment,
@@ -288,12 +289,15 @@ def evaluate(
         refuse_few,
         value_or_reason,
     )
+    from helios.app.record import complete_part  # noqa: PLC0415 - as above
 
     if value and draws:
         refuse_few(draws)
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, machine=machine, resource="gpus" if gpu_only else None)
+        history = complete_part(history)
         split: dict[str, Any] = {
             "train_until": moment(train_until, timezone=history.timezone),
             "test_fraction": test_fraction or settings.model.test_fraction,
@@ -304,14 +308,15 @@ def evaluate(
         evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
-            target = ReplayTarget(**machine.request_fields(settings, history.machine), draws=draws)
+            target = ReplayTarget(**machine.request_fields(settings, history.capacity), draws=draws)
             worth = value_or_reason(history, target, model=evaluation.model, **split)
     print_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
     if worth:
         tables = [*value_headline(worth), "", *tables, "", value_table(worth)]
-    print_result(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
+    size = None if history.capacity is None else history.capacity.to_json()
+    print_result(found | {"capacity": size, "value": worth.to_json() if worth else None}, *tables, as_json=as_json)
 
 
 @commands.command("explain", epilog="Example: helios model explain 12345")

@@ -48,6 +48,7 @@ from helios.cli.options import (
     Report,
     WindowOptions,
     configuration,
+    described,
     duration,
     expand,
 )
@@ -368,10 +369,11 @@ def simulate_(
     services, again = requested_services(settings, names=service, options=option or []), replay.predict_again
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=(),
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
         )
         result = simulate_services(

@@ -20,6 +20,7 @@ from helios.cli.options import (
     Report,
     WindowOptions,
     configuration,
+    described,
     expand,
     refuse_misplaced,
     writable,
@@ -143,10 +144,11 @@ def whatif_(
         chosen = frontier_scenarios(live)
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=chosen,
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
             predict_again_s=replay.predict_again_s(),
         )
@@ -226,10 +228,11 @@ def explain_in_replay(
     )
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=with_options(plans, option or []),
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
             predict_again_s=replay.predict_again_s(),
         )
@@ -298,7 +301,7 @@ def slurm(
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:
         nodes = site_gpus(site.nodes, site.partitions, source=slurm_conf.name)
-        history = source.read(progress, site=nodes)
+        history = described(source.read(progress, site=nodes), settings=chosen, window=window)
         request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from helios.errors import HostlistInvalid
 from helios.metrics.node_usage import NEVER_S, held_times, whole_seconds
 from helios.model.nodes import expand
-from helios.units import best_unit, count_in_words, write_count
+from helios.units import best_unit, count_in_words, percent, write_count
 
 Seconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -34,6 +34,8 @@ LEAST_AT_ONCE = 0.6
 Virtual clusters of nodes of their own reach .9 where they are busy (Earth, May 2020), queues of one machine .15 (SDSC
 BLUE).
 """
+LEAST_GPU_HOURS = 0.05
+"""Share of the hours of all jobs from which GPUs are replayed and not CPUs. GPUs are what a site is short of."""
 WHOLE = "all"
 """Name of the pool of jobs without a partition, and of partitions that share nodes in an unknown way."""
 ROUNDING = 1e-9
@@ -143,6 +145,26 @@ class ClusterCapacity:
         }
 
 
+def choose_resource(jobs: pd.DataFrame) -> tuple[str, list[str]]:
+    """Return the resource to replay, and a note.
+
+    It is used where the user names none. It is ``gpus`` if the jobs with GPUs have at least ``LEAST_GPU_HOURS`` of all
+    hours, otherwise ``cpus``. There is no note where few other jobs are left out.
+    """
+    holds = (jobs["gpus"] > 0).fillna(False).to_numpy(dtype=bool)
+    if not holds.any():
+        return "cpus", []
+    run_time_s = jobs["run_time_s"].fillna(0.0).to_numpy(dtype=np.float64)
+    total_s = float(run_time_s.sum())
+    share = float(run_time_s[holds].sum()) / total_s if total_s else 1.0
+    chosen = "gpus" if share >= LEAST_GPU_HOURS else "cpus"
+    if share >= 0.5:
+        return chosen, []
+    return chosen, [
+        f"Jobs that hold GPUs have {percent(share)} of the hours of all jobs: {best_unit(chosen)}s are counted."
+    ]
+
+
 def given_capacity(nodes: Mapping[str, int], *, resource: str, per_node: int) -> ClusterCapacity:
     """Return the capacity that a person gives, as nodes of each partition."""
     pools = tuple(PoolCapacity(name=name, nodes=count, units=count * per_node) for name, count in nodes.items())
@@ -184,14 +206,16 @@ def capacity_of_nodes(
     )
 
 
-def capacity_of_jobs(jobs: pd.DataFrame, *, resource: str, since_s: int, until_s: int) -> ClusterCapacity:
+def capacity_of_jobs(
+    jobs: pd.DataFrame, *, resource: str, since_s: int | None = None, until_s: int | None = None
+) -> ClusterCapacity:
     """Return the capacity that jobs held in a window, a lower bound.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns of ``JOBS``.
-    since_s, until_s : int
+    since_s, until_s : int, optional
         The window, s since the epoch.
     """
     size = np.nan_to_num(jobs[resource].to_numpy(dtype=np.float64))
@@ -201,7 +225,11 @@ def capacity_of_jobs(jobs: pd.DataFrame, *, resource: str, since_s: int, until_s
     has_starts = bool((started_s[ran] < NEVER_S).mean() >= LEAST_STARTED) if ran.any() else False
     if not has_starts:
         started_s = whole_seconds(jobs["submitted_at"], otherwise=NEVER_S)
-        ended_s = started_s + run_s.astype(np.int64)
+        # A job that ran for less than a second needed room, too.
+        ended_s = started_s + np.where(jobs["run_time_s"].notna(), np.maximum(run_s, 1), 0).astype(np.int64)
+    since_s = 0 if since_s is None else since_s
+    if until_s is None:
+        until_s = int(max((times[times < NEVER_S].max(initial=0) for times in (started_s, ended_s)), default=0)) + 1
     inside = (size > 0) & (started_s < until_s) & (ended_s > since_s)
     begins_s, ends_s = np.maximum(started_s, since_s)[inside], np.minimum(ended_s, until_s)[inside]
     held, partition = size[inside], jobs["partition"].astype("str").fillna(WHOLE)[inside].astype("category")

@@ -19,6 +19,8 @@ from helios.units import DAY_S, MINUTE_S, count_in_words
 
 Seconds = NDArray[np.int64]
 
+RECORD_COLUMNS = ("submitted_at", "started_at", "ended_at", "run_time_s", "state")
+"""Columns of ``JOBS`` that tell it."""
 FEWEST_JOBS = 100
 """Jobs below which nothing is estimated: the rates of fewer cannot be told from chance."""
 LEAST_ENDED = 0.5
@@ -79,6 +81,11 @@ class RecordWindow:
         """End of the window."""
         return datetime.fromtimestamp(self.end_s, UTC)
 
+    @property
+    def span(self) -> str:
+        """Days of the first and the last submission, in words."""
+        return f"{_day(self.first_s)} to {_day(self.last_s)}"
+
     def notes(self, *, since: datetime | None = None, until: datetime | None = None) -> list[str]:
         """Return what a reader of a window should know of the record.
 
@@ -119,7 +126,7 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
     Parameters
     ----------
     jobs : DataFrame
-        Columns ``submitted_at``, ``started_at``, ``ended_at``, ``run_time_s`` and ``state`` as in ``JOBS``.
+        The ``RECORD_COLUMNS`` of ``JOBS``.
     asked : pair of datetime, optional
         Window of the accounting that was read, all of it.
 

@@ -16,7 +16,9 @@ from helios.cli.options import (
     Machine,
     OfResource,
     Report,
+    WindowOptions,
     configuration,
+    described,
     expand,
     moment,
     named_timezone,
@@ -28,8 +30,10 @@ from helios.errors import UsageError
 
 commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
 Audience = Literal["admin", "manager", "paper"]
-Since = Annotated[str | None, Option("--from", help="Begin of the window. Default: the first submission.")]
-Until = Annotated[str | None, Option("--to", help="End of the window. Default: the last submission.")]
+Since = Annotated[
+    str | None, Option("--from", help="Begin of the window. Default: from when on the record is complete.")
+]
+Until = Annotated[str | None, Option("--to", help="End of the window. Default: the end of the record.")]
 
 
 @commands.callback(invoke_without_command=True)
@@ -98,10 +102,18 @@ def study_(
             )
         else:
             loaded, records = source.read(progress), NodeRecords()
-        nodes = machine.request_fields(settings, loaded.machine)
-        if nodes["nodes"] is not None:
-            records = NodeRecords(given=nodes["nodes"], units_per_node=nodes["gpus_per_node"])
-        bounds = (moment(since, timezone=loaded.timezone), moment(until, timezone=loaded.timezone))
+        loaded = described(
+            loaded,
+            settings=settings,
+            window=WindowOptions(since=since, until=until),
+            machine=machine,
+            resource=resource,
+            partitions=partition or (),
+        )
+        if machine.nodes is not None:
+            fields = machine.request_fields(settings, loaded.capacity)
+            records = NodeRecords(given=fields["nodes"], units_per_node=fields["gpus_per_node"])
+        bounds, size = loaded.window, loaded.capacity.resource if loaded.capacity else None
         # The list gives the history away: 10^7 jobs are held once.
         given_away = [loaded]
         del loaded
@@ -110,7 +122,7 @@ def study_(
             since=bounds[0],
             until=bounds[1],
             partitions=partition or (),
-            resource=resource,
+            resource=resource or size,
             records=records,
             source=command_source(source.trace, cluster=source.cluster, timezone=source.timezone),
             progress=progress,

@@ -1,4 +1,4 @@
-"""Sections of the nightly report: the study of four weeks, and what changed in the last."""
+"""Sections of a nightly report on the study of the last weeks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from helios.app.history import LoadedHistory
 from helios.config import Settings
+from helios.errors import NotEnoughHistory
 from helios.metrics.blocks import FEWEST_BLOCKS
 from helios.metrics.statistics import student_t
 from helios.study.study import NodeRecords, load_study, read_records, store_study, study
@@ -77,7 +78,10 @@ def compare_weeks(loaded: LoadedHistory, *, end: datetime, records: NodeRecords 
         if jobs.empty:
             break
         week_history = replace(loaded, jobs=jobs)
-        weeks.append(study(week_history, since=since, until=until, records=records).statements)
+        try:
+            weeks.append(study(week_history, since=since, until=until, records=records).statements)
+        except NotEnoughHistory:  # of its jobs nobody knows when they ended
+            break
     if not weeks:
         return WeeklyChanges(levels={}, sentences=())
     sentences = []

@@ -14,11 +14,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from helios.app.history import LoadedHistory, choose_cluster
+from helios.app.history import LoadedHistory, choose_cluster, live_window
 from helios.config import Energy
-from helios.errors import UsageError
+from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.blocks import Finding, unknown_finding
+from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
+from helios.metrics.window import RECORD_COLUMNS, record_window
 from helios.model import UntrackedGpus
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, write_private
@@ -71,6 +73,8 @@ class Study:
         The jobs of the window.
     capacity : Capacity
         What was in service.
+    size : ClusterCapacity, optional
+        Size of the cluster, as all commands say it.
     idle : IdleByDay, optional
         Idle units beside waiting jobs on each day. None where not known.
     findings : tuple of Finding
@@ -83,6 +87,7 @@ class Study:
 
     history: StudyHistory
     capacity: Capacity
+    size: ClusterCapacity | None
     idle: IdleByDay | None
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
@@ -103,9 +108,8 @@ class Study:
             "hours_are": "held in the window" if history.has_starts else "of jobs submitted in the window",
             "blocks": {"kind": history.blocks.kind, "n": history.blocks.n},
             "capacity": {
-                "source": self.capacity.source,
-                "at_least": self.capacity.at_least,
-                "mean": float(self.capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
+                **({} if self.size is None else self.size.to_json()),
+                "mean_in_service": float(self.capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
                 "pools": list(self.capacity.pools),
             },
             "statements": [statement.to_json() for statement in self.statements],
@@ -270,9 +274,14 @@ def load_study(
         row = choose_cluster(warehouse, cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
         since, until = window(timezone)
-        records = read_records(warehouse, name, timezone=timezone, since=since, until=until)
+        covered, record = live_window(warehouse, name), None
+        if since is not None or until is not None:
+            # A part of the jobs does not tell in which window the record is complete.
+            record = record_window(warehouse.jobs(name, columns=RECORD_COLUMNS), asked=covered)
+        loaded, records = read_records(warehouse, name, timezone=timezone, since=since, until=until)
     progress("Reading the warehouse", 1.0)
-    return records
+    loaded = replace(loaded, nodes=records.nodes, covered=covered, record=record)
+    return loaded, records
 
 
 def read_records(
@@ -314,13 +323,16 @@ def study(
 
     Raises
     ------
+    NotEnoughHistory
+        No job was submitted, waited or ran in the window.
     UsageError
-        The window is empty, or a partition does not exist.
+        The window ends before it begins, or a partition does not exist.
     """
     if since is not None and until is not None and since >= until:
         raise UsageError("The window ends before it begins.", hint="Give --from before --to")
     progress("Studying", 0.0)
-    notes = loaded.notes
+    notes, size = loaded.notes, loaded.capacity
+    record = loaded.record or record_window(loaded.jobs)
     history = read_history(
         _select_partitions(loaded.jobs[list(COLUMNS)], partitions),
         cluster=loaded.cluster,
@@ -330,6 +342,12 @@ def study(
         resource=resource,
     )
     del loaded  # so that only one history is in memory, unless the caller keeps it
+    if not len(history.size):
+        spans = "" if record is None else f"; the record spans {record.span}"
+        raise NotEnoughHistory(
+            f"No job of {history.cluster} was submitted, waited or ran in the window{spans}.",
+            hint="Choose --from and --to within it.",
+        )
     records = records or NodeRecords()
     capacity = find_capacity(
         history,
@@ -345,6 +363,7 @@ def study(
     return Study(
         history=history,
         capacity=capacity,
+        size=size,
         idle=idle,
         findings=tuple(findings),
         statements=tuple(statements(findings, unit=history.unit, source=source)),

@@ -2,8 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.replay_cluster import ReplayCluster, choose_resource, parse_nodes, replay_cluster_for
+from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.metrics.capacity import choose_resource
 from tests.builders import a_job, jobs_frame
 
 
@@ -66,7 +67,7 @@ def test_what_has_the_hours_is_replayed(gpu_hours: int, cpu_hours: int, chosen: 
     held = [a_job(gpus=8, run_time_s=3600.0 * gpu_hours)] if gpu_hours else []
     resource, notes = choose_resource(jobs_frame(*held, a_job(gpus=0, cpus=4, run_time_s=3600.0 * cpu_hours)))
     assert resource == chosen
-    assert [words in note and f"{chosen.upper()[:-1]}s are replayed" in note for note in notes] == [True] * bool(words)
+    assert [words in note and f"{chosen.upper()[:-1]}s are counted" in note for note in notes] == [True] * bool(words)
 
 
 @pytest.mark.parametrize("nodes", [{"all": 99_999_999_999}, None])
@@ -119,7 +120,7 @@ def test_the_peak_demand_counts_jobs_that_overlap_and_says_so() -> None:
     ]
     machine = placed(*jobs)
     assert shape_of(machine) == {"gpu": 2}
-    assert "peak demand" in machine.notes[0]
+    assert "16 GPUs would have been in use at once" in machine.notes[0]
 
 
 def test_the_peak_demand_has_room_for_the_largest_job() -> None:

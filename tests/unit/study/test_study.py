@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.app.history import LoadedHistory
+from helios.errors import NotEnoughHistory
 from helios.metrics.blocks import Blocks, local_edges
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.trials import last_alike, next_alike
@@ -345,9 +346,9 @@ def test_every_statement_is_there_or_says_why_not(name):
     assert not any(word in statement["sentence"] for statement in told for word in ("nan", "None", "inf "))
 
 
-def test_window_without_jobs_has_statements_that_say_so():
-    found = study_of(at(0), since=FIRST + 100 * HOUR, until=FIRST + 200 * HOUR)
-    assert all(statement.value is None and statement.lacks for statement in found.statements)
+def test_a_window_without_jobs_is_refused_with_the_span_of_the_record():
+    with pytest.raises(NotEnoughHistory, match="the record spans 2020-01-06 to 2020-01-06"):
+        study_of(at(0), since=FIRST + 100 * HOUR, until=FIRST + 200 * HOUR)
 
 
 def test_studies_of_two_weeks_differ_where_their_intervals_say_so():
