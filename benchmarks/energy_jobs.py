@@ -19,11 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.types import Calendar
+
 from helios.app.energy.whatif import POLICIES, EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
-from helios.predict.demand.types import Calendar
 from helios.simulate import Backfill, Placement, replay
 from helios.simulate.ageing import first_in_first_out
 from tests.traces import TRACES

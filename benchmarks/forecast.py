@@ -10,7 +10,6 @@ from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
-
 from helios.predict.demand.features import job_state
 from helios.predict.demand.forecaster import DemandForecaster
 from helios.predict.demand.types import DAY, Calendar, DemandJobState

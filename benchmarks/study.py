@@ -55,6 +55,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.types import Calendar
+
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
 from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
@@ -68,7 +70,6 @@ from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.metrics.statistics import rank_correlation
 from helios.model import JOBS, NODES
-from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
 from helios.study.figures.catalog import study_figures

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.demand.types import Calendar
 
 from helios.actions import NodeAction, PowerDown
 from helios.app.energy.whatif import (
@@ -23,7 +24,6 @@ from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.model import JOBS, STEP_S, Demand
-from helios.predict.demand.types import Calendar
 from helios.simulate import Placement, Sleep
 from helios.simulate.node_series import SeriesRun
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
@@ -140,7 +140,7 @@ def test_too_few_weeks_before_the_window_take_the_safe_rule(answer):
     assert "too few to choose" in chosen.reason
 
 
-def test_a_pool_of_one_node_and_one_of_few_jobs_get_a_rule():
+def test_pools_of_one_node_or_few_jobs_have_their_spare_nodes():
     jobs = a_history(days=26).jobs
     alone = jobs.assign(partition=np.where(jobs["gpus"] <= 4, "one", "gpu"), gpus=jobs["gpus"].clip(upper=8))
     few = alone.head(1).assign(submitted_at=START, job_id="first", partition="few")
@@ -175,7 +175,7 @@ def test_energy_is_compared_for_the_same_work():
     assert saved > 0
 
 
-def test_the_node_fill_order_keeps_no_more_nodes_busy_than_the_timer_alone(answer):
+def test_the_node_fill_order_keeps_no_more_nodes_busy(answer):
     assert answer.of("node_fill_order").mean_sleeping_nodes >= answer.of("idle_timer_30min").mean_sleeping_nodes - 0.2
 
 

@@ -8,13 +8,13 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+from helios.predict.demand.types import AHEAD_S, LEVELS, Calendar, Forecasts
 
 from helios.app.energy.whatif import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
 from helios.model import NodeSeries
-from helios.predict.demand.types import AHEAD_S, LEVELS, Calendar, Forecasts
 from helios.report.energy import EnergyWhatIf, energy_verdict
 from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces
@@ -87,7 +87,7 @@ def test_foresight_is_never_short_and_wakes_no_oftener_than_ces(answer: EnergyWh
     assert foresight.mean_sleeping_nodes >= ces.mean_sleeping_nodes
 
 
-def test_the_oracle_sleeps_and_saves_more_than_anything_else_and_is_never_short(answer: EnergyWhatIf) -> None:
+def test_the_oracle_saves_most_and_is_never_short(answer: EnergyWhatIf) -> None:
     *others, oracle = answer.policies
     assert oracle.node_hours_short == 0
     for other in others:
@@ -95,7 +95,7 @@ def test_the_oracle_sleeps_and_saves_more_than_anything_else_and_is_never_short(
         assert oracle.saved_kwh > other.saved_kwh
 
 
-def test_ces_is_the_published_rule_where_too_few_weeks_are_known_and_says_so(answer: EnergyWhatIf) -> None:
+def test_with_too_few_weeks_ces_follows_the_published_rule(answer: EnergyWhatIf) -> None:
     ces, published = answer.of("ces"), answer.of("ces_published")
     assert ces is not None
     assert published is not None
@@ -164,7 +164,7 @@ def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
 
 
 @needs_traces
-def test_on_philly_ces_sleeps_as_the_published_rule_at_no_more_wake_ups_and_no_more_nodes_short() -> None:
+def test_on_philly_ces_sleeps_like_the_published_rule() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
     request = EnergySeriesRequest(
         series=series,
