@@ -97,7 +97,7 @@ def node_series(path: Path) -> NodeSeries | None:
     if count is None or path.name.startswith(COPIES):
         return None
     history = read_file(path, timezone=_zone(path))
-    setup = prepare_replay(history, WhatIfRequest(plans=(), nodes={"all": count}))
+    setup = prepare_replay(history, WhatIfRequest(scenarios=(), nodes={"all": count}))
     played = replay(
         setup.workload,
         setup.machine.shape,

@@ -37,7 +37,7 @@ STEP_S = 600
 def placements(history: LoadedHistory, since: datetime, until: datetime) -> None:
     """Print how many nodes are busy on average under each placement, and the least that would do."""
     warm_up = since - history.jobs["submitted_at"].min()
-    setup = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
+    setup = prepare_replay(history, WhatIfRequest(scenarios=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
     print(f"{'placement':<12}{'busy nodes':>12}{'most in a step':>16}{'seconds':>9}")
     for placement in (Placement.SPREAD, Placement.RANDOM, Placement.WEIGHTED, Placement.PACKED):
@@ -72,7 +72,7 @@ def main() -> None:
     answer = energy_on_jobs(
         history,
         EnergyJobsRequest(
-            replay=WhatIfRequest(plans=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
+            replay=WhatIfRequest(scenarios=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
             calendar=Calendar(zone=ZONE),
             policies=policies,
         ),

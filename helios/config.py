@@ -249,7 +249,7 @@ class ReportSettings(_Section):
     """The nightly report."""
 
     folder: str = Field(default_factory=lambda: str(platformdirs.user_data_path("helios") / "reports"))
-    """Where the nightly pages and mail texts are put"""
+    """Where the nightly pages and mails are put"""
     keep: int = Field(default=60, ge=1)
     """Nightly reports kept"""
 

@@ -32,6 +32,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +242,7 @@ COMMANDS = (
     Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
-        files=("frost-2021-03-02.txt",),
+        files=("frost-2021-03-02.eml",),
     ),
     Command(name="status", words="status --cluster frost --json"),
     Command(name="mode", words="mode --cluster frost --json"),
@@ -343,7 +345,7 @@ class Site:
             text=True,
             check=False,
         )
-        texts = {name: (self.folder / "work" / "files" / name).read_text(encoding="utf-8") for name in command.files}
+        texts = {name: _read_text(self.folder / "work" / "files" / name) for name in command.files}
         answer: dict[str, Json] = {
             "command": f"helios {' '.join(words)}",
             "exit": done.returncode,
@@ -425,6 +427,15 @@ def _without_what_varies(
             for key, item in value.items()
         }
     return value
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text, of a mail without the page that is attached."""
+    if path.suffix == ".eml":
+        body = message_from_bytes(path.read_bytes(), policy=default).get_body()
+        assert body is not None
+        return str(body.get_content())
+    return path.read_text(encoding="utf-8")
 
 
 def _read_json(text: str) -> Json:
