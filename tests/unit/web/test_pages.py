@@ -340,7 +340,7 @@ def test_the_queue_of_another_cluster_than_the_named_one_is_not_shown(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = partial(Operations, open_cluster=lambda _: town.site())
-    monkeypatch.setattr("helios.web.pages.Operations", here)
+    monkeypatch.setattr("helios.web.site.Operations", here)
     database = town.settings.database.model_copy(update={"cluster": "venus"})
     site = Site(town.settings.model_copy(update={"database": database}))
     assert "'dev', not 'venus'" in str(site.live())
