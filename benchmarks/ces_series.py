@@ -25,14 +25,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import DAY, Calendar, Forecasts
+
 from helios.app.energy.whatif import EnergySeriesRequest, energy_on_series
 from helios.app.history import read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Energy
 from helios.ingest.node_series import read_series, sum_series
 from helios.model import STEP_S, NodeSeries
-from helios.predict.demand.forecaster import walk_forward
-from helios.predict.demand.types import DAY, Calendar, Forecasts
 from helios.report.energy import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
 from helios.simulate import Backfill, Placement, replay
@@ -96,7 +97,7 @@ def node_series(path: Path) -> NodeSeries | None:
     if count is None or path.name.startswith(COPIES):
         return None
     history = read_file(path, timezone=_zone(path))
-    setup = prepare_replay(history, WhatIfRequest(plans=(), nodes={"all": count}))
+    setup = prepare_replay(history, WhatIfRequest(scenarios=(), nodes={"all": count}))
     played = replay(
         setup.workload,
         setup.machine.shape,

@@ -19,11 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.types import Calendar
+
 from helios.app.energy.whatif import POLICIES, EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
-from helios.predict.demand.types import Calendar
 from helios.simulate import Backfill, Placement, replay
 from helios.simulate.ageing import first_in_first_out
 from tests.traces import TRACES
@@ -36,7 +37,7 @@ STEP_S = 600
 def placements(history: LoadedHistory, since: datetime, until: datetime) -> None:
     """Print how many nodes are busy on average under each placement, and the least that would do."""
     warm_up = since - history.jobs["submitted_at"].min()
-    setup = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
+    setup = prepare_replay(history, WhatIfRequest(scenarios=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
     print(f"{'placement':<12}{'busy nodes':>12}{'most in a step':>16}{'seconds':>9}")
     for placement in (Placement.SPREAD, Placement.RANDOM, Placement.WEIGHTED, Placement.PACKED):
@@ -71,7 +72,7 @@ def main() -> None:
     answer = energy_on_jobs(
         history,
         EnergyJobsRequest(
-            replay=WhatIfRequest(plans=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
+            replay=WhatIfRequest(scenarios=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
             calendar=Calendar(zone=ZONE),
             policies=policies,
         ),

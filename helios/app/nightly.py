@@ -17,8 +17,8 @@ from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.history import load_history
 from helios.app.model_drift import DRIFTED
 from helios.app.model_registry import nightly, training_history
+from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.notify import Notice, Notices, channels
-from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings

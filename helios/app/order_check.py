@@ -37,7 +37,8 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
-from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
@@ -129,7 +130,7 @@ class DrawnWindow:
         progress: Progress = no_progress,
     ) -> None:
         self._history, self._given, self._progress = history, model, progress
-        self.request = replace(request, plans=[CHECKED[CheckedOrder.PREDICTIONS]])
+        self.request = replace(request, scenarios=[CHECKED[CheckedOrder.PREDICTIONS]])
         self.setup = prepare_replay(history, self.request)
         self._resampler = resampler_for(self.setup)
 
@@ -252,7 +253,7 @@ def value_of_predictions(
     first = min(int(len(submitted) * (1 - test_fraction)), len(submitted) - 1)  # the same job as the evaluation's
     request = replace(
         request,
-        plans=[CHECKED[CheckedOrder.PREDICTIONS]],
+        scenarios=[CHECKED[CheckedOrder.PREDICTIONS]],
         since=train_until or submitted.iloc[first].to_pydatetime(),
         resource="gpus" if gpu_only else None,
         skip_oversized=True,
@@ -292,11 +293,11 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
     predicted = CHECKED[CheckedOrder.PREDICTIONS]
 
     def replayed(
-        plan: Scenario, predictor: ReplayPredictor | None = None, *, again_s: int | None = None
+        scenario: Scenario, predictor: ReplayPredictor | None = None, *, again_s: int | None = None
     ) -> QueueSummary:
         asked = replace(request, predict_again_s=again_s)
-        result = replay_scenario(plan, setup, predictor, progress, request=asked)
-        return measure(setup, result.started_s, result.ended_s, **plan.parts).summary
+        result = replay_scenario(scenario, setup, predictor, progress, request=asked)
+        return measure(setup, result.started_s, result.ended_s, **scenario.parts).summary
 
     return {
         TODAY: replayed(CHECKED[CheckedOrder.OWN]),

@@ -48,6 +48,13 @@ from helios.units import best_unit, in_number
 
 POOL = "all"
 
+_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
+"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
+
+TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
+AT_ONCE = "Everybody at once, in order of submission"
+TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
+
 
 def capacity(site: SlurmSite, resource: str) -> int:
     """Return the GPUs or CPUs of a site."""
@@ -124,9 +131,6 @@ def _each(group: NodeGroup, resource: str) -> int:
 
 # Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
 
-_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
-"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
-
 
 def _predicted(
     predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
@@ -175,11 +179,6 @@ def _requested(
         "size_orders": np.zeros(len(p50_s), dtype=np.bool_),
     }
     return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
-
-
-TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
-AT_ONCE = "Everybody at once, in order of submission"
-TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

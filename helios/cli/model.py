@@ -335,7 +335,8 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain import explain_prediction, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.app.operations import live_snapshot_reader  # noqa: PLC0415 - as above
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings

@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_CLASSES, SIZE_HEADS
-from helios.report.significance import SINGLE_REPLAY, OrderCheck
+from helios.report.order_check import OrderCheck
+from helios.report.significance import SINGLE_REPLAY
 from helios.report.tables import WIDE, figure, plain_table
 from helios.units import duration, percent
 

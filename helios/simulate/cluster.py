@@ -286,7 +286,7 @@ class SimCluster(SimulatedCluster):
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs`` into their queues, with the keys and estimates that are set now."""
+        """Put ``jobs`` into their queues with the present keys and estimates."""
         self._state.pending["key"][jobs] = -self._urgency[jobs]
         self._state.pending["estimate_s"][jobs] = np.fmin(self._soft_limit_s[jobs], self._estimates_s[jobs])
         admit(self._state, jobs)

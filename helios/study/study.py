@@ -28,7 +28,7 @@ from helios.report.admin.sacct_format import ReportTable
 from helios.report.stored_study import StoredStudy, study_path
 from helios.study.capacity import Capacity, find_capacity
 from helios.study.figures.catalog import study_figures
-from helios.study.figures.source import FigureData, FigureSource, NamedLevel, here_and_there
+from helios.study.figures.source import FigureData, FigureSource, NamedLevel, compare_clusters
 from helios.study.statements import jobs as job_findings
 from helios.study.statements import levels
 from helios.study.statements.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
@@ -474,6 +474,6 @@ def _sections(result: Study, source: FigureSource, figures: Sequence[FigureData]
     return study_sections(
         statements=result.statements,
         figures=figures,
-        beside=here_and_there(source) if source.n else None,
+        beside=compare_clusters(source) if source.n else None,
         notes=result.notes,
     )

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.demand.types import Calendar
 
 from helios.actions import NodeAction, PowerDown
 from helios.app.energy.whatif import (
@@ -23,7 +24,6 @@ from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.model import JOBS, STEP_S, Demand
-from helios.predict.demand.types import Calendar
 from helios.simulate import Placement, Sleep
 from helios.simulate.node_series import SeriesRun
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
@@ -60,7 +60,7 @@ def a_request(**options):
     since, until = options.pop("window", (START + 4 * DAY, START + 6 * DAY))
     machine = {"placement": Placement.RANDOM, "nodes": {"gpu": 10}, "seed": options.pop("seed", 0)}
     return EnergyJobsRequest(
-        replay=WhatIfRequest(plans=(), since=since, until=until, **machine),
+        replay=WhatIfRequest(scenarios=(), since=since, until=until, **machine),
         **{
             "calendar": Calendar(zone=ZoneInfo("UTC")),
             "policies": ("idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "node_fill_order"),

@@ -73,7 +73,7 @@ def test_a_what_if_of_the_judged_part_begins_with_the_same_model() -> None:
     jobs = history.jobs.assign(gpus=history.jobs["gpus"].mask(np.arange(900) // 20 == 630 // 20, 0))
     since = jobs["submitted_at"].iloc[630].to_pydatetime()
     judged = judge(replace(history, jobs=jobs), train_until=since, seed=0)
-    request = WhatIfRequest(plans=(), since=since, nodes=CROWDED.nodes, gpus_per_node=2)
+    request = WhatIfRequest(scenarios=(), since=since, nodes=CROWDED.nodes, gpus_per_node=2)
     begun = DrawnWindow(replace(history, jobs=jobs), request).model
     assert begun is not None
     assert begun.model_id == judged.model.model_id

@@ -22,7 +22,7 @@ from helios.study.figures.source import (
     NOT_COMPARED,
     FigureData,
     FigureSource,
-    here_and_there,
+    compare_clusters,
     published,
 )
 from helios.study.page import latex
@@ -259,9 +259,9 @@ def test_clusters_whose_definition_differs_are_not_drawn() -> None:
         assert not {one.name for one in published(name)} & set(left_out)
 
 
-def test_here_and_there_has_the_sites_own_values_first() -> None:
+def test_compared_clusters_have_the_sites_own_values_first() -> None:
     history = a_busy_history().history
-    beside = here_and_there(FigureSource(history))
+    beside = compare_clusters(FigureSource(history))
     own = dict(beside.values)
     assert own["Jobs with GPUs"] == 240
     ran = history.run_time_s[np.isfinite(history.run_time_s)]
