@@ -70,7 +70,7 @@ from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
 from helios.simulate import Ageing, Backfill, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.slurm import replay_slurm
-from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
+from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_node, a_use
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
@@ -1163,7 +1163,7 @@ class NodeWorld(World):
             )
             report = cycle.run(
                 self.active_services(),
-                expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+                expectation=lambda snapshot: replace(snapshot, use=a_use(at=snapshot.taken_at)),
                 conditions=self.conditions,
             )
         except Crash as crash:

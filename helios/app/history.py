@@ -257,7 +257,7 @@ def load_history(
 
 def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the last window of the live accounting that was read without a gap."""
-    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
 
     coverage = warehouse.coverage(cluster)
     read = coverage[coverage["source"] == LIVE_SOURCE]
