@@ -46,7 +46,7 @@ COMMANDS = {
     "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("cli.forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
     "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("cli.system:config_commands", "Show, check and write settings."),
+    "config": ("cli.config:config_commands", "Show, check and write settings."),
     "report": (
         "cli.report:commands",
         "Report waits, usage, prediction errors and decisions, with options as in sacct.",
@@ -57,7 +57,7 @@ COMMANDS = {
     "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
     "notify": ("cli.system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
     "pool": ("training.commands:commands", "Run many training trials in one allocation."),
-    "hook": ("cli.system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
+    "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
 WING_COMMANDS = {

@@ -65,6 +65,7 @@ from helios.control.observed import (
     AppliedChanges,
     ObservedNode,
     Undo,
+    nodes_wanted,
     observed_nodes,
     partitions_wanted,
     same_list,
@@ -199,8 +200,9 @@ class NodeDomain:
         draft.assign_services(writers, results, context.applied.real)
         # Nodes that the cluster's own timer may put to sleep. It is off where Helios puts nodes to sleep itself.
         may_sleep = {node.name for node in context.nodes.values() if context.only_lists and not node.kept_awake}
+        wanted = nodes_wanted(context.snapshot)
         budget = PowerBudget(
-            context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._nodes_soon_asleep()
+            context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._nodes_soon_asleep(), wanted=wanted
         )
         reversions, waiting = self._due_reversions(cycle, writers, budget)
         draft.apply_budget(writers, budget, without={reversion.key for reversion in reversions})
@@ -209,7 +211,7 @@ class NodeDomain:
             if active.is_shadow:
                 draft.assign_services([active], results, {})
                 away = (would_sleep & set(context.nodes)) | may_sleep
-                draft.apply_budget([active], PowerBudget(context.nodes, self.settings.power, away=away))
+                draft.apply_budget([active], PowerBudget(context.nodes, self.settings.power, away=away, wanted=wanted))
         postpone_beyond(
             max_writes - len(reversions),
             draft.send,
@@ -324,7 +326,7 @@ class NodeDomain:
                 continue
             node = self.context.nodes.get(row.target)
             if row.setting is NodeSetting.POWER and (
-                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_wake()[1]
+                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_revert()[1]
             ):
                 waiting.append(row.key)
             else:

@@ -287,7 +287,7 @@ class SimCluster(SimulatedCluster):
         return outcome(change, Result.DONE, before=before, after=wanted)
 
     def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs`` into their queues, with the keys and estimates that are set now."""
+        """Put ``jobs`` into their queues with the present keys and estimates."""
         self._state.pending["key"][jobs] = -self._urgency[jobs]
         self._state.pending["estimate_s"][jobs] = np.fmin(self._soft_limit_s[jobs], self._estimates_s[jobs])
         admit(self._state, jobs)

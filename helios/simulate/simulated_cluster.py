@@ -344,7 +344,7 @@ def refuse_unequal(**lengths: int) -> None:
 
 
 def _unique_ids(job_ids: NDArray[np.object_]) -> list[str]:
-    """Return the site's ids, with -2, -3, ... appended where one is used again."""
+    """Return the site's ids, numbered where one is used again."""
     ids = list(map(str, job_ids))
     if len(set(ids)) == len(ids):
         return ids

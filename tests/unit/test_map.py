@@ -21,6 +21,8 @@ from tests.size import BUDGET, GROWTH, count_lines, sum_packages
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+CONSTANTS_BELOW_MOST = 150
+"""Constants below the first definition of a module; some are made of what the module defines."""
 NAMED = sorted(set(re.findall(r"`(helios/[\w/]+\.py)(?::([\w.]+))?`", PAGE)))
 
 FORMS = {"Change", "AppliedChange", "UndoEntry"}
@@ -96,3 +98,22 @@ def test_a_change_has_no_other_form_on_its_way() -> None:
 def test_no_package_has_outgrown_its_budget() -> None:
     sums = sum_packages(count_lines())
     assert {package: sums[package] for package, most in BUDGET.items() if sums[package] > most * (1 + GROWTH)} == {}
+
+
+def constants_below(module: Path) -> int:
+    """Return how many constants stand below the first function or class of a module."""
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    body = ast.parse(module.read_text()).body
+    first = next((n for n, node in enumerate(body) if isinstance(node, definitions)), len(body))
+    assigned = [node for node in body[first:] if isinstance(node, ast.Assign | ast.AnnAssign)]
+    names = [
+        name.id
+        for node in assigned
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    ]
+    return sum(name.isupper() for name in names)
+
+
+def test_few_constants_stand_below_the_first_definition() -> None:
+    assert sum(constants_below(module) for module in (ROOT / "helios").rglob("*.py")) <= CONSTANTS_BELOW_MOST
