@@ -686,7 +686,10 @@ def _is_applied(row: AppliedChange, node: ObservedNode | None, keep_awake: str |
 
 
 def _reverts(reversions: Iterable[Reversion]) -> list[Change[str]]:
-    """Return the changes that revert, wakes first and those with the same reason side by side."""
+    """Return the changes that revert, wakes first.
+
+    Those with the same setting and reason stand side by side.
+    """
     grouped: dict[tuple[NodeSetting, str], list[Change[str]]] = {}
     for reversion in reversions:
         setting, node = NodeSetting(reversion.key[0]), reversion.key[1]
