@@ -54,8 +54,9 @@ compile: $(VENV)/.tools
 
 # Two begin with live tests, which mostly wait, and two compute, one for each of two processors.
 WORKERS ?= 4
+SLOWEST ?= 50
 pytest: $(VENV)/.tools slurm
-	$(BIN)/pytest --numprocesses $(WORKERS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --durations $(SLOWEST)
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
 	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly

@@ -6,6 +6,7 @@ weeks, days or arrivals.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of the default order in each window: against the site's own, and against size, equally aged.
 
-    Windows in which hardly any job waits are left out.
+    Windows in which hardly any job waits are left out, and those without a job that can be replayed, which are named.
 
     Parameters
     ----------
@@ -84,6 +85,10 @@ def rows(
         since, until = (datetime.fromtimestamp(moment, UTC) for moment in (begin_s, end_s))
         jobs = history.jobs
         inside = jobs[(jobs["submitted_at"] >= since) & (jobs["submitted_at"] < until)]
+        if not (inside["run_time_s"].notna() & ((inside["gpus"] > 0) | (inside["cpus"] > 0))).any():
+            what = "job has a run time and a size" if len(inside) else "job was submitted"
+            print(f"{name}, {since:%Y-%m-%d} to {until:%Y-%m-%d}: left out, no {what}", file=sys.stderr)
+            continue
         nodes, per_node = machine_for(inside)
         window = Window(name=name, file=name, nodes=nodes, gpus_per_node=per_node, since=since, until=until)
         check = check_draws(window.drawn_from(history), draws=draws)

@@ -147,6 +147,8 @@ def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
         first = int(np.searchsorted(table.submitted_s, begin_s))
         rows = np.flatnonzero(np.isfinite(table.run_time_s[:last]) & (np.arange(last) >= first))
         if len(rows) < FEWEST_SCORED:
+            too_few = f"{len(rows)} jobs have a run time, {FEWEST_SCORED} are needed"
+            print(f"{name}, {day(begin_s)} to {day(end_s)}: predictions left out, {too_few}", file=sys.stderr)
             continue
         try:
             model = train_on(walk, table, cluster="x", until=datetime.fromtimestamp(begin_s, UTC), seed=0)

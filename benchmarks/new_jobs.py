@@ -26,7 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.app.service_replay import ReplayGuards
+from helios.app.replay_guards import ReplayGuards
 from helios.app.slurm_whatif import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
@@ -127,13 +127,13 @@ def waits_s(drawn: Draw, cycle_s: float, shape: Shape | None, *, hook: float, pa
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_cycle_s)
     door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, site_factor_most=MOST, latency=latency)
-    claims = ReplayGuards(door, 1, Control().most_of_one_user)
+    guards = ReplayGuards(door, 1, Control().most_of_one_user)
     now_s = int(BEGAN.timestamp() + drawn.first_cycle_s)
     while len(door.ended) < N_JOBS:
         door.advance(now_s)
         jobs = door.waiting()
         if shape is not None and len(jobs):
-            claims.change(0, jobs, wished(door, jobs, now_s))
+            guards.change(0, jobs, wished(door, jobs, now_s))
         now_s += int(cycle_s)
     waited: Floats = door.timeline.result().started_s - workload.submitted_s
     return waited

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
 from helios.simulate.slurm import SlurmLatency, SlurmWorkload, replay_slurm, startable
 from tests.traces import TRACES
-from tests.unit.simulate.slurmlike.reference import Reference
+from tests.unit.simulate.slurm.reference import Reference
 
 PHILLY_NODES = {
     **{"6214e9": 64, "7f04ca": 32, "11cb48": 16, "b436b2": 64, "ee9e8c": 64, "e13805": 16},

@@ -43,6 +43,8 @@ KEPT: list[Any] = []
 """Functions that are kept on disk, of all imported modules."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+(?:\(([^)]*)|([^(#\n]*)))?", re.MULTILINE)
 
+_WORD = ir.IntType(64)
+
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` for use by other compiled functions alone.
@@ -165,8 +167,6 @@ def plain(number: int) -> int:
 #
 # Numba passes a named tuple by value, with seven words or more for each array. A predictor has ninety arrays, and
 # unpacking them took 50 microseconds of each call from Python.
-
-
 class Table:
     """Base of classes whose instances compiled code receives as one pointer.
 
@@ -237,9 +237,6 @@ def _type_of(kind: type, layouts: tuple[Any, ...]) -> _TableType:
         else:
             members[name] = types.UniTuple(types.int64, layout) if isinstance(layout, int) else layout
     return _TableType(kind.__qualname__, members)
-
-
-_WORD = ir.IntType(64)
 
 
 class _TableType(types.Type):

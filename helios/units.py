@@ -12,6 +12,31 @@ from helios.errors import UsageError
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
+UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
+
+_SINGULARS = {
+    "^jobs": "job",
+    "^rows": "row",
+    "^bytes": "byte",
+    "^lines": "line",
+    "^(job|row|byte)( that|) have": r"\1\2 has",
+    "^(job|row|byte)( that|) are": r"\1\2 is",
+    "^errors stand": "error stands",
+    "^(job|row|byte)( that|) were": r"\1\2 was",
+    "^(line.*) were skipped": r"\1 was skipped",
+    "^job( that|) (hold|ask|start|seem)": r"job\1 \2s",
+    r"^row of (\S+) make": r"row of \1 makes",
+    "were (left out|not replayed|read as)": r"was \1",
+    "go to": "goes to",
+    "their (start|submission|whole|partition|size|sum|limit|run|GPUs)": r"its \1",
+    "they held": "it held",
+    "they have": "it has",
+    "they started": "it started",
+    "they count": "it counts",
+    "they are": "it is",
+}
+"""Plural words of notes about jobs or rows, with their singulars, in the order in which they are replaced."""
+
 
 def best_unit(resource: str) -> str:
     """Return the unit of a resource, ``GPU`` for ``gpus``."""
@@ -86,11 +111,6 @@ def sparkline(values: Iterable[float]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in numbers)
 
 
-# Lengths of time as people write them.
-
-UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
-
-
 def length(text: Any, *, or_none: bool = False) -> timedelta:
     """Parse a length of time such as ``7d``, ``12h`` or ``90min``.
 
@@ -105,9 +125,6 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
     if parts is None or not (or_none or float(parts[1])):
         raise UsageError(f"{text!r} is not a length of time.", hint="Write 7d, 12h or 90min")
     return float(parts[1]) * UNITS[parts[2]]
-
-
-# Lengths of time and amounts of GPU time in words, for reasons.
 
 
 def rounded_duration(seconds: float) -> str:
@@ -144,30 +161,6 @@ def write_count(number: float) -> str:
     if isnan(number):
         return "unknown"
     return f"{number:.0f}" if number == round(number) else f"{number:.3f}".rstrip("0")
-
-
-_SINGULARS = {
-    "^jobs": "job",
-    "^rows": "row",
-    "^bytes": "byte",
-    "^lines": "line",
-    "^(job|row|byte)( that|) have": r"\1\2 has",
-    "^(job|row|byte)( that|) are": r"\1\2 is",
-    "^errors stand": "error stands",
-    "^(job|row|byte)( that|) were": r"\1\2 was",
-    "^(line.*) were skipped": r"\1 was skipped",
-    "^job( that|) (hold|ask|start|seem)": r"job\1 \2s",
-    r"^row of (\S+) make": r"row of \1 makes",
-    "were (left out|not replayed|read as)": r"was \1",
-    "go to": "goes to",
-    "their (start|submission|whole|partition|size|sum|limit|run|GPUs)": r"its \1",
-    "they held": "it held",
-    "they have": "it has",
-    "they started": "it started",
-    "they count": "it counts",
-    "they are": "it is",
-}
-"""Plural words of notes about jobs or rows, with their singulars, in the order in which they are replaced."""
 
 
 def in_number(count: int, sentence: str) -> str:

@@ -82,7 +82,7 @@ from tests.unit.control.table import Says
 REPOSITORY = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "behaviour"
 ANSWERS = Path(__file__).parent / "golden" / "slurm-24.11"  # recorded on a running cluster, see tests/golden/record.py
-RECORDING = Path(__file__).parent / "unit" / "simulate" / "recorded" / "slurm-22.05"
+RECORDING = Path(__file__).parent / "unit" / "simulate" / "slurm" / "recorded" / "slurm-22.05"
 LARGE = 100_000  # characters from which a golden file is compressed, so that the repository stays small
 SHOWN = 40  # lines of a difference
 
@@ -204,15 +204,9 @@ COMMANDS = (
         words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
         "--every 1h --predict-again never --json",
     ),
-    Command(
-        name="forecast-evaluate",
-        words=f"forecast evaluate --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json",
-    ),
-    Command(
-        name="forecast-evaluate-jobs",
-        words="forecast evaluate --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
-    ),
-    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json"),
+    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-31 --json"),
+    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-16 --json"),
+    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-10-30 --to 2017-10-31 --json"),
     Command(
         name="energy-whatif-jobs",
         words="energy whatif --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
@@ -285,9 +279,9 @@ LEFT_OUT = {
     "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
-    "pool whatif": "it needs a sweep file; tests/unit/app/test_pool_whatif.py holds its answer",
-    "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
-    "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
+    "pool whatif": "it needs a sweep file; tests/unit/training/test_whatif.py holds its answer",
+    "study compare": "it reads what two studies wrote; tests/unit/study/test_study.py compares such",
+    "trace export": "it draws a key and writes files; tests/unit/study/export/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",
     "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
     "notify test": "it sends messages; tests/unit/app/test_notify.py reads them",

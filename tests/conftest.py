@@ -32,8 +32,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have whatever the tests start end with them, also when they are interrupted or killed."""
+    """Have whatever the tests start end with them, also when they are interrupted or killed, and count CPU time."""
     REAPER.start()
+    config.pluginmanager.import_plugin("tests.cpu_times")
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks

@@ -74,6 +74,18 @@ if TYPE_CHECKING:
 
 JOBS_MEMORY = "cycle"
 
+NODES_MEMORY = "nodes"
+NODES_RELEASED = "released_nodes"
+"""Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
+NODES_RELEASED_FILE = "RELEASED.nodes"
+"""File with the same note, of a release without a database."""
+TALLY_EVERY = timedelta(minutes=9)
+"""Time between stored counts of the nodes, about a step of the forecast; after a change they are stored at once."""
+TALLIES_KEPT = timedelta(days=400)
+
+EARLIER_NODE_SERVICES = {"node_fill_order"}
+"""Services of releases up to 0.1. What is recorded of them on nodes is reverted, and audited, under their names."""
+
 
 class JobController(Controller[ControllerState]):
     """Controller of the jobs of one cluster."""
@@ -278,16 +290,6 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
         "counts": report.counts_json() if report.counts else json.dumps({}),
     }
     return CYCLES.conform(pd.DataFrame([row]))
-
-
-NODES_MEMORY = "nodes"
-NODES_RELEASED = "released_nodes"
-"""Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
-NODES_RELEASED_FILE = "RELEASED.nodes"
-"""File with the same note, of a release without a database."""
-TALLY_EVERY = timedelta(minutes=9)
-"""Time between stored counts of the nodes, about a step of the forecast; after a change they are stored at once."""
-TALLIES_KEPT = timedelta(days=400)
 
 
 _log = logging.getLogger("helios.app.controllers")
@@ -609,10 +611,6 @@ def count_states(report: NodeCycleReport) -> dict[str, int]:
         NodePower.FALLING_ASLEEP.value: sums["falling_asleep"],
         NodePower.WAKING.value: sums["waking"],
     }
-
-
-EARLIER_NODE_SERVICES = {"node_fill_order"}
-"""Services of releases up to 0.1. What is recorded of them on nodes is reverted, and audited, under their names."""
 
 
 def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:

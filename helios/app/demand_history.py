@@ -13,11 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.replay_cluster import choose_resource, replay_cluster_for
+from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
+from helios.metrics.capacity import choose_resource
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import STEP_S, JobState, NodeSeries
 from helios.ports import Progress, no_progress
@@ -261,8 +262,8 @@ def forecast_tomorrow(
     if found is None:
         first = datetime.fromtimestamp(series.start_s, zone)
         raise NotEnoughHistory(
-            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast; it "
-            f"takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
+            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast, "
+            f"and it takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
             hint="Read more history: helios trace sync, or helios trace load FILE",
         )
     tomorrow = end.date() + timedelta(days=1)

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,8 @@ import pandas as pd
 
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace, read_map
+from helios.metrics.capacity import ClusterCapacity
+from helios.metrics.window import RecordWindow
 from helios.model import JOBS, Batch, UntrackedGpus, in_submission_order, unknown_gpus_note
 from helios.model.gpu_parts import SiteGpus
 from helios.ports import Progress, no_progress
@@ -49,6 +51,18 @@ class LoadedHistory:
         Messages for a person from the reading.
     machine : RecordedMachine, optional
         The cluster's nodes, where a file describes them.
+    nodes : DataFrame, optional
+        The cluster's nodes, columns of ``NODES``, where the warehouse knows them.
+    site : SiteGpus, optional
+        Nodes of a site's file, by which GPUs were counted.
+    covered : pair of datetime, optional
+        Window of the live accounting that was read.
+    record : RecordWindow, optional
+        Window in which the record is complete, where it is known before.
+    window : pair of datetime
+        Window that a command takes, each None where it has no bound.
+    capacity : ClusterCapacity, optional
+        Size of the cluster that a command takes.
     trained : dict
         Models of the jobs that had ended by a moment, by moment and seed, so that each is trained once.
     """
@@ -58,6 +72,12 @@ class LoadedHistory:
     timezone: str
     notes: tuple[str, ...] = ()
     machine: RecordedMachine | None = None
+    nodes: pd.DataFrame | None = field(default=None, compare=False, repr=False)
+    site: SiteGpus | None = None
+    covered: tuple[datetime, datetime] | None = None
+    record: RecordWindow | None = None
+    window: tuple[datetime | None, datetime | None] = (None, None)
+    capacity: ClusterCapacity | None = None
     trained: dict[tuple[datetime, int], Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -104,7 +124,7 @@ def ingest(
     trace = _opened(path, trace_format, columns, timezone, site=site)
     name = _loaded_name(cluster, trace, path)
     with Warehouse.open(url) as warehouse:
-        trace = replace(trace, tracks_gpus=tracks_gpus(warehouse, name))
+        trace = trace.with_tracked_gpus(tracks_gpus(warehouse, name))
         report = warehouse.load(
             _reporting(trace, f"Loading {shown or path.name}", progress, cluster=name),
             cluster=name,
@@ -187,8 +207,6 @@ def read_file(
         notes.append(
             in_number(rejects, f"rows of {path.name} make no sense and were left out; helios trace load names them")
         )
-    if trace.machine:
-        notes.append(_describe_machine(path.name, trace.machine))
     notes.append(unknown_gpus_note(jobs))
     return LoadedHistory(
         cluster=name,
@@ -196,6 +214,7 @@ def read_file(
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(filter(None, notes))),
         machine=trace.machine,
+        site=trace.site,
     )
 
 
@@ -224,22 +243,27 @@ def load_history(
         name = str(chosen["name"])
         text = warehouse.remembered(name, MACHINE)
         machine = RecordedMachine(*json.loads(text)) if text else None
-        jobs = warehouse.jobs(name, columns=columns)
-        about_machine = _describe_machine(f"the file of {name}", machine) if machine else ""
+        jobs, nodes = warehouse.jobs(name, columns=columns), warehouse.nodes(name)
         return LoadedHistory(
             cluster=name,
             jobs=jobs,
             timezone=str(chosen["timezone"] or "UTC"),
-            notes=tuple(filter(None, (about_machine, UntrackedGpus().add(jobs).note(), unknown_gpus_note(jobs)))),
+            notes=tuple(filter(None, (UntrackedGpus().add(jobs).note(), unknown_gpus_note(jobs)))),
             machine=machine,
+            nodes=None if nodes.empty else nodes,
+            covered=live_window(warehouse, name),
         )
 
 
-def _describe_machine(file: str, machine: RecordedMachine) -> str:
-    return (
-        f"The header of {file} gives {machine.nodes:,} nodes and {machine.cpus:,} CPUs: replays have as many where "
-        "--nodes and --gpus-per-node do not say otherwise."
-    )
+def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
+    """Return the last window of the live accounting that was read without a gap."""
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
+
+    coverage = warehouse.coverage(cluster)
+    read = coverage[coverage["source"] == LIVE_SOURCE]
+    if read.empty:
+        return None
+    return read["started_at"].iloc[-1].to_pydatetime(), read["ended_at"].iloc[-1].to_pydatetime()
 
 
 def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
@@ -247,7 +271,7 @@ def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
 
     Both are empty where there is nothing.
     """
-    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
 
     found = warehouse.old_rows(cluster)
     if not found:
@@ -290,7 +314,7 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     return chosen.iloc[0]
 
 
-def choose_cluster_by(path: Path) -> str:
+def cluster_name_from(path: Path) -> str:
     """Return the cluster name implied by a file's name.
 
     Example: ``venus`` for ``venus.csv.gz``.
@@ -314,7 +338,7 @@ def _opened(
 
 def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:
     """Return the given name of the cluster, else the one that the file implies."""
-    return require_cluster_name(trace.cluster or choose_cluster_by(path) if given is None else given)
+    return require_cluster_name(trace.cluster or cluster_name_from(path) if given is None else given)
 
 
 def _reporting(trace: TraceFile, step: str, progress: Progress, *, cluster: str) -> Iterator[Batch]:

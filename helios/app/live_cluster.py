@@ -45,9 +45,13 @@ from helios.slurm.preflight import (
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
+BACK_END = "back end"
+"""Name of the check which way into Slurm is used."""
+READING_S = 600.0
+"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
+
+
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
-
-
 def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
     """Raise UsageError unless the cluster has these partitions.
 
@@ -76,9 +80,6 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
         names = " and no ".join(map(repr, unknown))
         raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
-
-
-# A live cluster as the use cases need it: its jobs, its nodes, its accounting, and facts that only Slurm knows.
 
 
 def no_nodes() -> NodeCluster:
@@ -146,9 +147,6 @@ class LiveCluster:
     close: Callable[[], None] = lambda: None
 
 
-# The services of a configuration, by the domain that they act on.
-
-
 def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:
     """Return the services of the configuration, in its order.
 
@@ -185,12 +183,6 @@ def _add_site_options(name: str, options: dict[str, Any], settings: Settings) ->
     """
     declared = {option.name for option in list_options(find(name))}
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
-
-
-BACK_END = "back end"
-"""Name of the check which way into Slurm is used."""
-READING_S = 600.0
-"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
 
 def open_live_cluster(settings: Settings) -> LiveCluster:

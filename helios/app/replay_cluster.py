@@ -1,6 +1,6 @@
 """Cluster on which a trace is replayed.
 
-A person describes it, or it is derived from the trace's peak demand.
+A person describes it, or it is as large as the capacity that is known.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.metrics.capacity import WHOLE, ClusterCapacity, capacity_of_jobs
 from helios.model import Sizes, with_sizes_requested
 from helios.ports import Order
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
 from helios.simulate.gpu_units import ERROR, replay_sizes, rounding_note
-from helios.units import best_unit, in_number, percent, write_count
+from helios.units import best_unit, in_number, write_count
 
-POOL = "all"
+POOL = WHOLE
 POOL_NAMES = frozenset({POOL, "*"})
-LEAST_GPU_HOURS = 0.05
-"""Share of the hours of all jobs from which GPUs are replayed and not CPUs. GPUs are what a site is short of."""
 MOST = 10_000_000
 """Most nodes and GPUs of a replayed cluster. Every node takes memory, and counts have 32 bits."""
 
@@ -126,6 +125,7 @@ def replay_cluster_for(
     nodes: Mapping[str, int] | None,
     gpus_per_node: int,
     skip_oversized: bool = False,
+    capacity: ClusterCapacity | None = None,
 ) -> ReplayCluster:
     """Assign a trace's jobs to a cluster.
 
@@ -137,9 +137,11 @@ def replay_cluster_for(
         ``gpus`` or ``cpus``: which column is the size.
     nodes : mapping, optional
         Nodes of each partition. ``all`` pools every job there, and so does any name where no job has a partition.
-        None derives the cluster from the peak demand.
+        None derives the cluster from its capacity.
     skip_oversized : bool
         Leave out jobs larger than their partition instead of refusing.
+    capacity : ClusterCapacity, optional
+        That of the cluster. None takes what these jobs held at once.
 
     Raises
     ------
@@ -153,9 +155,16 @@ def replay_cluster_for(
     """
     named = jobs["partition"].astype("str")
     if nodes is None:
-        return _from_peak_demand(jobs, named, resource, gpus_per_node)
+        if capacity is not None and capacity.resource == resource:
+            return _from_capacity(jobs, named, gpus_per_node, capacity, skip=skip_oversized)
+        capacity = capacity_of_jobs(jobs, resource=resource)
+        machine = _from_capacity(jobs, named, gpus_per_node, capacity, skip=skip_oversized)
+        return replace(machine, notes=(capacity.line(), *machine.notes))
     notes: list[str] = []
     name = next(iter(nodes), "")
+    # Names of a derived cluster may stand for several partitions.
+    named = named.replace({part: pool for pool in nodes if "," in pool for part in pool.split(",")})
+    named = named.fillna(POOL) if POOL in nodes else named
     if len(nodes) == 1 and (name in POOL_NAMES or named.isna().all()):
         if named.nunique() > 1:
             notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue.")
@@ -192,26 +201,6 @@ def _refuse_mistyped(nodes: Mapping[str, int], there: Sequence[str]) -> list[str
         f"No job belongs to partition {', '.join(near or unused)} of --nodes.",
         hint=f"{meant}The jobs have: {', '.join(there[:20])}. Or pool all: --nodes N",
     )
-
-
-def choose_resource(jobs: pd.DataFrame) -> tuple[str, list[str]]:
-    """Return the resource to replay, and a note.
-
-    It is used where the user names none. It is ``gpus`` if the jobs with GPUs have at least ``LEAST_GPU_HOURS`` of all
-    hours, otherwise ``cpus``. There is no note where few other jobs are left out.
-    """
-    holds = (jobs["gpus"] > 0).fillna(False).to_numpy(dtype=bool)
-    if not holds.any():
-        return "cpus", []
-    run_time_s = jobs["run_time_s"].fillna(0.0).to_numpy(dtype=np.float64)
-    total_s = float(run_time_s.sum())
-    share = float(run_time_s[holds].sum()) / total_s if total_s else 1.0
-    chosen = "gpus" if share >= LEAST_GPU_HOURS else "cpus"
-    if share >= 0.5:
-        return chosen, []
-    return chosen, [
-        f"Jobs that hold GPUs have {percent(share)} of the hours of all jobs: {best_unit(chosen)}s are replayed."
-    ]
 
 
 def sized_jobs(jobs: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
@@ -287,33 +276,36 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
     )
 
 
-def _from_peak_demand(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
+def _from_capacity(
+    jobs: pd.DataFrame, named: pd.Series, gpus_per_node: int, capacity: ClusterCapacity, *, skip: bool
+) -> ReplayCluster:
+    """Return the cluster of a capacity that no person gave.
+
+    Where that is what jobs held, it fits the largest job.
+    """
+    resource = capacity.resource
+    pool_of = {partition: pool.name for pool in capacity.pools for partition in pool.name.split(",")}
     named = named.fillna(POOL)
-    recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
-    start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000
-    end = start + np.maximum(jobs["run_time_s"].to_numpy(), 1)
-    size = _sizes(jobs, resource)
-    nodes = {
-        str(partition): max(1, ceil(_peak_demand(start[rows], end[rows], size[rows]) / gpus_per_node - ERROR))
-        for partition, rows in sorted(named.groupby(named).indices.items())
-    }
-    basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
-    advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
-    note = (
-        f"No --nodes given: the cluster is taken from the peak demand {basis}: "
-        f"{_list_nodes(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
+    pools = pd.Series(POOL, index=jobs.index, dtype="str") if list(pool_of) == [POOL] else named.map(pool_of)
+    notes: list[str] = []
+    if (without := pools.isna()).any():
+        left_out = ", ".join(sorted(named[without].unique())[:10])
+        notes.append(in_number(int(without.sum()), f"jobs of partitions without nodes were left out: {left_out}."))
+        jobs, pools = jobs[~without], pools[~without]
+    units = {pool.name: pool.units for pool in capacity.pools}
+    if capacity.at_least or capacity.is_assumed:
+        largest = pd.Series(_sizes(jobs, resource), index=jobs.index).groupby(pools.astype(object)).max()
+        units |= {str(name): max(float(size), units[str(name)]) for name, size in largest.items()}
+    nodes = {name: max(1, ceil(count / gpus_per_node - ERROR)) for name, count in units.items()}
+    advice = " Hardly a job queues on so large a cluster: describe the real one with --nodes."
+    notes.insert(
+        0,
+        f"Replayed on {_list_nodes(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s."
+        f"{advice if capacity.is_assumed else ''}",
     )
-    return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
+    return _within_size(_machine(jobs, pools, _shape(nodes, gpus_per_node), resource, notes), skip=skip)
 
 
 def _list_nodes(nodes: Mapping[str, int]) -> str:
     shown = ", ".join(f"{name}={count}" for name, count in list(nodes.items())[:12])
     return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
-
-
-def _peak_demand(start: NDArray[np.integer], end: NDArray[np.float64], size: Sizes) -> float:
-    at = np.concatenate([start, end])
-    change = np.concatenate([size, -size])
-    # At equal times, ends are processed before starts, as in the simulator.
-    order = np.lexsort((change, at))
-    return float(np.cumsum(change[order]).max(initial=0))

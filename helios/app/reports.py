@@ -460,7 +460,8 @@ def _machine(
 
     None where no job can be replayed.
     """
-    from helios.app.replay_cluster import choose_resource, replay_cluster_for  # noqa: PLC0415 - as above
+    from helios.app.replay_cluster import replay_cluster_for  # noqa: PLC0415 - as above
+    from helios.metrics.capacity import choose_resource  # noqa: PLC0415 - as above
 
     resource, resource_notes = choose_resource(jobs)
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource] > 0)).to_numpy()]

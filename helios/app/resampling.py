@@ -30,9 +30,11 @@ from helios.metrics.queue import DAY_S
 from helios.model import in_submission_order
 from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
-from helios.report.significance import FEWEST_WEEKS, WEEK_S
 from helios.units import HOUR_S
 
+WEEK_S = 7 * DAY_S
+FEWEST_WEEKS = 4
+"""Fewest weeks to resample. With fewer, days are resampled."""
 FEWEST_DAYS = 7
 KNOWN_USERS = 0.5
 """Smallest share of counted jobs with a known user for users to be moved."""

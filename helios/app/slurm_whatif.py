@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.own_order import own_order_waits
+from helios.app.replay_predictions import NamedPredictor
 from helios.app.service_replay import (
     PREDICT_AGAIN_S,
     SITE_FACTOR_MOST,
-    NamedPredictor,
     ReplayedService,
     replay_services,
     replayed_services,
@@ -358,6 +358,7 @@ def slurm_whatif(
     ]
     whatif = WhatIf(
         cluster=history.cluster,
+        capacity=history.capacity,
         partitions={", ".join(partition.name for partition in site.partitions): n_nodes},
         gpus_per_node=each,
         resource=resource,

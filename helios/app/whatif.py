@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.own_order import LOOKS_BACK
-from helios.app.replay_cluster import ReplayCluster, choose_resource, replay_cluster_for, sized_jobs
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for, sized_jobs
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.jit import Table, cached_jit, inline_jit, plain
+from helios.metrics.capacity import choose_resource
 from helios.metrics.queue import summarize_queue, wait
 from helios.model import NodeSizes, Sizes
 from helios.ports import RUN_TIME, Progress, ReplayPredictor, no_progress
@@ -61,7 +62,7 @@ class WhatIfRequest:
     nodes : mapping, optional
         Nodes of each partition; None takes them from the peak demand.
     resource : str, optional
-        ``gpus`` or ``cpus``; None: as :func:`~helios.app.replay_cluster.choose_resource` says.
+        ``gpus`` or ``cpus``; None: as :func:`~helios.metrics.capacity.choose_resource` says.
     placement : Placement
         Choice among the nodes that fit a job.
     plan_quantile : float
@@ -285,6 +286,7 @@ def answer_request(
     ]
     return WhatIf(
         cluster=history.cluster,
+        capacity=history.capacity,
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -307,7 +309,8 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`whatif`.
     """
-    resource, chosen = (request.resource, []) if request.resource else choose_resource(history.jobs)
+    known = request.resource or (history.capacity and history.capacity.resource)
+    resource, chosen = (known, []) if known else choose_resource(history.jobs)
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
     replayable, notes = _replayable_jobs(window.jobs, resource)
     notes = chosen + notes
@@ -317,6 +320,7 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
         nodes=request.nodes,
         gpus_per_node=request.gpus_per_node,
         skip_oversized=request.skip_oversized,
+        capacity=history.capacity,
     )
     counted = (machine.jobs["submitted_at"] >= window.since).to_numpy()
     if not counted.any():

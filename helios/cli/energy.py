@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, HistoryOptions, Machine, Report, configuration, expand, moment, named_timezone
+from helios.cli.options import (
+    AsJson,
+    HistoryOptions,
+    Machine,
+    Report,
+    WindowOptions,
+    configuration,
+    described,
+    expand,
+    moment,
+    named_timezone,
+)
 from helios.cli.output import print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
@@ -81,7 +92,7 @@ def whatif(
     jobs a second table shows what each number of spare nodes would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
-    files = [*(series or []), *(more or [])]
+    files, size = [*(series or []), *(more or [])], None
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
             "--series cannot be used with --cluster, --trace or --nodes.",
@@ -123,7 +134,11 @@ def whatif(
                     f"No job of {history.cluster} is known.",
                     hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
                 )
-            first_s, after_s = int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1
+            history = described(
+                history, settings=settings, window=WindowOptions(since=since, until=until), machine=machine
+            )
+            assert history.record is not None  # there are jobs
+            first_s, after_s = history.record.begin_s, history.record.end_s
             begin, end = _window(since, until, history.timezone, first_s, after_s)
             replay = WhatIfRequest(
                 plans=(),
@@ -131,11 +146,12 @@ def whatif(
                 until=end,
                 placement=Placement(placement),
                 seed=settings.model.seed,
-                **machine.request_fields(settings, history.machine),
+                **machine.request_fields(settings, history.capacity),
             )
             release = slurm_release(settings) if source.trace is None else None
             on_jobs = EnergyJobsRequest(replay=replay, release=release, **accepted)
             found = energy_on_jobs(history, on_jobs, energy=settings.energy, progress=progress)
+            size = history.capacity and history.capacity.to_json()
     found = found.without_unknown(price=known["price_per_kwh"], co2=known["co2_g_per_kwh"])
     from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
@@ -143,7 +159,7 @@ def whatif(
         from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
 
         write_page(report, render_energy_whatif(found))
-    print_result(found.to_json(), energy_table(found, width=width()), as_json=as_json)
+    print_result(found.to_json() | {"capacity": size}, energy_table(found, width=width()), as_json=as_json)
 
 
 def _accepted(settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from helios.app import model_registry
+from helios.app import model_drift, model_registry
 from helios.app.history import choose_cluster
 from helios.app.model_registry import judge, learn
 from helios.cli.options import (
@@ -19,6 +19,7 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     configuration,
+    described,
     duration,
     expand,
     moment,
@@ -40,8 +41,6 @@ from helios.report.models import (
 from helios.report.tables import evaluation_table
 from helios.warehouse import Warehouse
 
-# ``helios model list | compare | promote | rollback | nightly | drift``: which model is promoted, and why.
-
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
 ModelId = Annotated[str, Argument(help="Id of a model (see helios model list), or shrinkage.")]
@@ -61,7 +60,7 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
-    table = models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width())
+    table = models_table(listed, decided, drift=model_drift.remembered_drift(url, name), width=width())
     print_result(listed, table, as_json=as_json)
 
 
@@ -175,7 +174,7 @@ def drift_(
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
-        found = model_registry.drift(
+        found = model_drift.drift(
             model_registry.history_before(history, now),
             url=url,
             model_id=model_id,
@@ -290,12 +289,15 @@ def evaluate(
         refuse_few,
         value_or_reason,
     )
+    from helios.app.record import complete_part  # noqa: PLC0415 - as above
 
     if value and draws:
         refuse_few(draws)
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, machine=machine, resource="gpus" if gpu_only else None)
+        history = complete_part(history)
         split: dict[str, Any] = {
             "train_until": moment(train_until, timezone=history.timezone),
             "test_fraction": test_fraction or settings.model.test_fraction,
@@ -306,14 +308,15 @@ def evaluate(
         evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
-            target = ReplayTarget(**machine.request_fields(settings, history.machine), draws=draws)
+            target = ReplayTarget(**machine.request_fields(settings, history.capacity), draws=draws)
             worth = value_or_reason(history, target, model=evaluation.model, **split)
     print_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
     if worth:
         tables = [*value_headline(worth), "", *tables, "", value_table(worth)]
-    print_result(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
+    size = None if history.capacity is None else history.capacity.to_json()
+    print_result(found | {"capacity": size, "value": worth.to_json() if worth else None}, *tables, as_json=as_json)
 
 
 @commands.command("explain", epilog="Example: helios model explain 12345")
@@ -336,7 +339,7 @@ def explain_(
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
     from helios.app.explain import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
-    from helios.report.models import explanation_screen  # noqa: PLC0415 - as above
+    from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     with progress_bars() as progress:

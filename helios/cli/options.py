@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -23,7 +23,7 @@ from helios.units import length
 
 if TYPE_CHECKING:
     from helios.app.history import LoadedHistory
-    from helios.ingest import RecordedMachine
+    from helios.metrics.capacity import ClusterCapacity
     from helios.model.gpu_parts import SiteGpus
     from helios.ports import Progress
 
@@ -104,17 +104,23 @@ Nodes = Annotated[
     Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
-        "Default: from the header of --trace FILE (SWF), else from the peak demand.",
+        "Default: as the warehouse, --gpus-from or the header of the file says, else what jobs held.",
     ),
 ]
 GpusPerNode = Annotated[
     int | None,
     Option(
-        "--gpus-per-node", min=1, help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node."
+        "--gpus-per-node",
+        min=1,
+        help="GPUs of a node. Default: as those nodes have, else setting whatif.gpus_per_node.",
     ),
 ]
-Since = Annotated[str | None, Option("--from", help="Replay jobs submitted from this time on.")]
-Until = Annotated[str | None, Option("--to", help="Replay jobs submitted before this time.")]
+Since = Annotated[
+    str | None, Option("--from", help="Replay jobs submitted from this time on. Default: where the record is complete.")
+]
+Until = Annotated[
+    str | None, Option("--to", help="Replay jobs submitted before this time. Default: the end of the record.")
+]
 WarmUp = Annotated[
     str | None,
     Option("--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."),
@@ -230,11 +236,8 @@ class WindowOptions:
 
     def request_fields(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
-        return {
-            "since": moment(self.since, timezone=history.timezone),
-            "until": moment(self.until, timezone=history.timezone),
-            "warm_up": duration(self.warm_up),
-        }
+        since, until = history.window
+        return {"since": since, "until": until, "warm_up": duration(self.warm_up)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,18 +251,24 @@ class Machine:
         """Return the options that were given."""
         return _given_options(("--nodes", self.nodes), ("--gpus-per-node", self.gpus_per_node))
 
-    def request_fields(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
+    @property
+    def parsed_nodes(self) -> dict[str, int] | None:
+        """Nodes of each partition, None where no option gives them."""
+        from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - numba; most commands replay nothing
+
+        return None if self.nodes is None else parse_nodes(self.nodes)
+
+    def request_fields(self, settings: Settings, capacity: ClusterCapacity | None = None) -> dict[str, Any]:
         """Return the nodes as a what-if request names them.
 
-        What no option says is taken from the ``recorded`` machine.
+        The GPUs of a node that no option says are those of the ``capacity``, else of the settings.
         """
-        from helios.app.replay_cluster import POOL, parse_nodes  # noqa: PLC0415 - numba; most commands replay nothing
-
-        nodes = None if self.nodes is None else parse_nodes(self.nodes)
-        per_node = self.gpus_per_node or (recorded.cpus_per_node if recorded else settings.whatif.gpus_per_node)
-        if recorded and nodes is None:
-            nodes = {POOL: -(-recorded.cpus // per_node)}
-        return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
+        per_node = self.gpus_per_node or (capacity and capacity.per_node) or settings.whatif.gpus_per_node
+        return {
+            "nodes": self.parsed_nodes,
+            "gpus_per_node": per_node,
+            "default_time_limit_s": settings.whatif.default_time_limit_s,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +295,31 @@ class ReplayOptions:
         from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - numba; most commands replay nothing
 
         return None if self.predict_again is None else repredict_interval_s(self.predict_again) or 0
+
+
+def described(
+    history: LoadedHistory,
+    *,
+    settings: Settings,
+    window: WindowOptions | None = None,
+    machine: Machine | None = None,
+    resource: str | None = None,
+    partitions: Collection[str] = (),
+) -> LoadedHistory:
+    """Return a history with the window and the capacity that options give, else the record."""
+    from helios.app.record import describe_record  # noqa: PLC0415 - pandas; no help needs it
+
+    window, machine = window or WindowOptions(), machine or Machine()
+    return describe_record(
+        history,
+        since=moment(window.since, timezone=history.timezone),
+        until=moment(window.until, timezone=history.timezone),
+        resource=resource,
+        nodes=machine.parsed_nodes,
+        per_node=machine.gpus_per_node,
+        usual_per_node=settings.whatif.gpus_per_node,
+        partitions=partitions,
+    )
 
 
 def _given_options(*given: tuple[str, object]) -> list[str]:

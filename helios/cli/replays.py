@@ -23,7 +23,7 @@ from typer import Option
 from helios.actions import Result
 from helios.app.history import LoadedHistory
 from helios.app.order_check import check_order, live_scenario, refuse_few
-from helios.app.scenarios import RENAMED, Estimates, Scenario
+from helios.app.scenarios import Estimates, Scenario
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import (
     FEWEST_REPEATS,
@@ -48,6 +48,7 @@ from helios.cli.options import (
     Report,
     WindowOptions,
     configuration,
+    described,
     duration,
     expand,
 )
@@ -66,7 +67,7 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Progress, Service
 from helios.report.history import describe
-from helios.report.significance import Differences, compare_blocks, has_no_waits
+from helios.report.significance import Differences, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
@@ -74,7 +75,6 @@ from helios.services.qssf import OrderRule, Qssf
 from helios.services.registry import build, checked_options, domain_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
 
 NOT_WITH_SWEEP = (
     "--policy",
@@ -87,6 +87,8 @@ NOT_WITH_SWEEP = (
     "--repeat-over",
 )
 NOT_WITH_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
+
+POLICY_OF = {OrderRule.QSSF: Policy.QSSF, OrderRule.SIZE: Policy.FEWEST_GPUS, OrderRule.SERVICE: Policy.SERVICE}
 
 
 def write_whatif(
@@ -112,7 +114,7 @@ class FinishedWhatIf:
     """Result of a what-if with its repeats."""
 
     whatif: WhatIf
-    differences: Differences
+    differences: Differences | None
     interrupted: bool
 
 
@@ -131,7 +133,8 @@ def replay_and_compare(
     If it is interrupted, it returns what is finished. A verdict or an interval needs all of its draws.
     """
     result = whatif(history, request, progress=progress, keeps_finished=True)
-    differences, interrupted = compare_blocks(result), result.interrupted
+    differences: Differences | None = None
+    interrupted = result.interrupted
     try:
         if draws and not interrupted:
             result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
@@ -154,18 +157,15 @@ def show_whatif(finished: FinishedWhatIf, *, as_json: bool, has_page: bool) -> N
     """
     result, differences = finished.whatif, finished.differences
     if as_json:
-        show_json(result.to_json() | {"differences": differences.to_json()})
+        show_json(result.to_json() | {"differences": differences and differences.to_json()})
     else:
-        show(whatif_table(result, width=width(), differences=differences))
-        if differences.others and not has_no_waits(result):
+        show(whatif_table(result, width=width()))
+        if differences and differences.others and not has_no_waits(result):
             show("", differences_table(differences))
         if not has_page:
             print_message("Plots, and who gains and who pays: add --report whatif.html")
     if finished.interrupted:
         raise typer.Exit(130)
-
-
-POLICY_OF = {OrderRule.QSSF: Policy.QSSF, OrderRule.SIZE: Policy.FEWEST_GPUS, OrderRule.SERVICE: Policy.SERVICE}
 
 
 def live_setting(settings: Settings) -> Scenario | None:
@@ -225,11 +225,7 @@ def choices(texts: list[str] | None, kind: type[Choice], option: str) -> list[Ch
     """
     words = split_words(texts)
     if unknown := [word for word in words if word not in list(kind)]:
-        renamed = [RENAMED[word] for word in unknown if word in RENAMED and kind is Policy]
-        raise UsageError(
-            f"{option} has no {', '.join(map(repr, unknown))}.",
-            hint=" ".join([*renamed, f"Choose from: {', '.join(kind)}"]),
-        )
+        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 
@@ -373,10 +369,11 @@ def simulate_(
     services, again = requested_services(settings, names=service, options=option or []), replay.predict_again
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=(),
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
         )
         result = simulate_services(

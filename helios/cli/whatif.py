@@ -20,6 +20,7 @@ from helios.cli.options import (
     Report,
     WindowOptions,
     configuration,
+    described,
     expand,
     refuse_misplaced,
     writable,
@@ -143,10 +144,11 @@ def whatif_(
         chosen = frontier_scenarios(live)
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=chosen,
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
             predict_again_s=replay.predict_again_s(),
         )
@@ -177,9 +179,6 @@ def whatif_(
         typed += replay.as_arguments()
         replays.write_whatif(report, history, found.whatif, found.differences, options=typed)
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
-
-
-# The wait of one job in a replay.
 
 
 @commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
@@ -221,7 +220,6 @@ def explain_in_replay(
     from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
-    from helios.report.job import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
@@ -230,19 +228,16 @@ def explain_in_replay(
     )
     with progress_bars() as progress:
         history = source.read(progress)
+        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
             plans=with_options(plans, option or []),
             **window.request_fields(history),
-            **machine.request_fields(settings, history.machine),
+            **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
             predict_again_s=replay.predict_again_s(),
         )
-        story = explain_wait(history, request, job, progress=progress)
-    print_notes(story.notes)
-    print_result(story.to_json(), wait_table(story), as_json=as_json)
-
-
-# Replays under the rules of Slurm.
+        found = explain_wait(history, request, job, progress=progress)
+    print_result(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @commands.command("slurm")
@@ -306,7 +301,7 @@ def slurm(
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:
         nodes = site_gpus(site.nodes, site.partitions, source=slurm_conf.name)
-        history = source.read(progress, site=nodes)
+        history = described(source.read(progress, site=nodes), settings=chosen, window=window)
         request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,

@@ -35,6 +35,11 @@ SPENT = "the writes of this cycle are spent"
 LONGEST_FAULT = 300
 """Longest part of a service's error message that is kept, in characters."""
 
+ROUNDS = 200
+"""Most calls of a cluster that postpones beyond its budget, enough for 100,000 jobs at 500 writes a call."""
+LEASE = timedelta(seconds=60)
+"""Length of the lease for a release, which needs it only to record the outcomes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveService:
@@ -609,11 +614,6 @@ def shadow_intent(
     gone = {reversion.key for reversion in ends if reversion.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}
 
-
-ROUNDS = 200
-"""Most calls of a cluster that postpones beyond its budget, enough for 100,000 jobs at 500 writes a call."""
-LEASE = timedelta(seconds=60)
-"""Length of the lease for a release, which needs it only to record the outcomes."""
 
 SomeOutcome = TypeVar("SomeOutcome", Outcome, NodeOutcome)
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, NodeOutcome, NodeSetting, Outcome, Result
-from helios.changes import AWAKE, INELIGIBLE, Change, Desired, Key
+from helios.changes import AWAKE, INELIGIBLE, Change, Desired, Key, sleeps
 from helios.config import Control, Power, Settings
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import (
@@ -213,6 +213,38 @@ class PowerBudget:
         self._away[node.pool] += 1
         self._serving.subtract(node.kinds())
         return ALLOWED
+
+
+def bound_power_changes(
+    requested: Mapping[str, Sequence[Change[str]]], nodes: Mapping[str, ObservedNode], budget: PowerBudget
+) -> tuple[dict[str, list[Change[str]]], dict[str, list[NodeOutcome]]]:
+    """Divide changes of nodes into those within a budget and the others.
+
+    Wakes of all services come before any sleep. Replays use it as live cycles do.
+
+    Parameters
+    ----------
+    requested : mapping
+        By service. Changes of other settings than power are allowed, and need no budget.
+
+    Returns
+    -------
+    allowed, refused : dict
+        By service.
+    """
+    results: dict[Key, BudgetResult] = {}
+    power = [change for changes in requested.values() for change in changes if change.setting is NodeSetting.POWER]
+    for change in sorted(power, key=sleeps):
+        results[change.key] = budget.to_sleep(nodes[change.target]) if sleeps(change) else budget.to_wake()
+    allowed = {
+        name: [change for change in changes if not results.get(change.key, ALLOWED)[1]]
+        for name, changes in requested.items()
+    }
+    refused = {
+        name: [change.outcome(*result) for change in changes if (result := results.get(change.key, ALLOWED))[1]]
+        for name, changes in requested.items()
+    }
+    return allowed, refused
 
 
 def suspension_reasons(

@@ -34,6 +34,9 @@ OUTSIDE = "outside the canary"
 NOTHING: dict[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
 """Values of a job that Helios has not changed."""
 
+_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE}
+"""Values of a node that Helios has not changed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMode:
@@ -203,12 +206,6 @@ def _within(revert: Revert, inside: set[str]) -> Revert:
 def _hundredth(name: str) -> int:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100
-
-
-# The same for the nodes of a cluster.
-
-_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE}
-"""Values of a node that Helios has not changed."""
 
 
 def node_cluster_for_mode(

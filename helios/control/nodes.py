@@ -52,6 +52,7 @@ from helios.control.guards import (
     PowerBudget,
     Preconditions,
     apply_node_guards,
+    bound_power_changes,
     cluster_suspension_reasons,
     is_in_desired_state,
     keep_one_owner,
@@ -617,26 +618,16 @@ class _Draft:
             self.refused[active.name].extend(
                 change.outcome(Result.POSTPONED, REVERTED_FIRST) for change in requested if change.key in without
             )
-        for to_sleep in (False, True):
-            for active in services:
-                self._allocate(active, budget, to_sleep=to_sleep)
-
-    def _allocate(self, active: ActiveService, budget: PowerBudget, *, to_sleep: bool) -> None:
-        kept: list[Change[str]] = []
-        for change in self.send[active.name]:
-            if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
-                extended = self._extend_keep_awake(change, budget, mode=active.mode.mode)
-                is_desired = is_in_desired_state(extended, self.context, active.mode.mode)
-                (self.same[active.name] if is_desired else kept).append(extended)
-            elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
-                result, why = budget.to_sleep(self.context.nodes[change.target]) if to_sleep else budget.to_wake()
-                if why:
-                    self.refused[active.name].append(change.outcome(result, why))
-                else:
-                    kept.append(change)
-            else:
-                kept.append(change)
-        self.send[active.name] = kept
+        to_send = {active.name: self.send[active.name] for active in services}
+        allowed, refused = bound_power_changes(to_send, self.context.nodes, budget)
+        for active in services:
+            self.refused[active.name].extend(refused[active.name])
+            self.send[active.name] = [change for change in allowed[active.name] if change.key != LIST]
+            for change in allowed[active.name]:
+                if change.key == LIST:
+                    extended = self._extend_keep_awake(change, budget, mode=active.mode.mode)
+                    is_desired = is_in_desired_state(extended, self.context, active.mode.mode)
+                    (self.same if is_desired else self.send)[active.name].append(extended)
 
     def _extend_keep_awake(self, change: Change[str], budget: PowerBudget, *, mode: Mode) -> Change[str]:
         """Return the keep-awake list with nodes that may not leave it now."""

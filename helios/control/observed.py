@@ -27,6 +27,20 @@ from helios.errors import HostlistInvalid
 from helios.model import FrameKind, Mode, NodePower, Snapshot, node_pools
 from helios.model.nodes import OUT_OF_SERVICE, expand
 
+NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
+UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
+"""Flags of a node that is never put to sleep, checked in addition to ``excluded_reason``."""
+WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
+"""Reasons of a pending job that only waits for nodes."""
+
+SET_AGAIN = " (set again)"
+"""Suffix of ``after`` for a change that somebody had undone once, and that Helios made a second time."""
+
+MINUTES_STEP_S = 60.0 * ownership.MINUTE_STEP
+"""Distance of two adjacent soft limits that Helios writes, s."""
+ROUNDING = 1e-9
+"""Tolerance for floating-point errors of an urgency."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingJob:
@@ -130,15 +144,6 @@ def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
 
 def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
-
-
-# Nodes.
-
-NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
-UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
-"""Flags of a node that is never put to sleep, checked in addition to ``excluded_reason``."""
-WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-"""Reasons of a pending job that only waits for nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,10 +290,6 @@ def _jobs_that_wait(snapshot: Snapshot) -> pd.DataFrame:
         & pending["reason"].astype(object).fillna("").isin(WAITS_FOR_NODES)
     )
     return pending[waits]
-
-
-SET_AGAIN = " (set again)"
-"""Suffix of ``after`` for a change that somebody had undone once, and that Helios made a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,14 +485,6 @@ def _parse_keep_awake(words: str) -> frozenset[tuple[str, ...]]:
         return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
     except HostlistInvalid:
         return frozenset({(text,)})  # a text that cannot be parsed equals only itself
-
-
-# Tolerances for values that are read back, which a cluster rounds.
-
-MINUTES_STEP_S = 60.0 * ownership.MINUTE_STEP
-"""Distance of two adjacent soft limits that Helios writes, s."""
-ROUNDING = 1e-9
-"""Tolerance for floating-point errors of an urgency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,13 @@ RENAMED = {"turn": "cycle", "still": "suspended", "bench": "suspension"}
 Time = Annotated[datetime, BeforeValidator(datetime.fromisoformat), PlainSerializer(datetime.isoformat)]
 """Stored in ISO 8601, with the offset as ``+00:00``."""
 
+SUSPENDED_FOR = timedelta(days=1)
+"""How long a service stays suspended: long enough to be noticed, and no longer than most passing faults need."""
+
+DAY = timedelta(days=1)
+APART = timedelta(hours=1)
+"""Longest time between consecutive snapshots. A node that is idle in both may otherwise have run a job in between."""
+
 
 class StoredState:
     """State that is stored as JSON text."""
@@ -132,11 +139,6 @@ class CircuitBreaker:
 
 
 # Suspension of services. One that fails repeatedly is not asked until a person clears it, or until a day has passed.
-
-SUSPENDED_FOR = timedelta(days=1)
-"""How long a service stays suspended: long enough to be noticed, and no longer than most passing faults need."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Consecutive failures of a service, and the last one."""
@@ -184,8 +186,6 @@ class ServiceSuspension:
         until = f"{fault.last_at + SUSPENDED_FOR:%Y-%m-%d %H:%M} UTC"
         return f"service {service} failed {fault.in_row} times in a row and is suspended until {until}: {fault.what}"
 
-
-# How the parts of a state are stored.
 
 StoredBreaker = Annotated[CircuitBreaker, BeforeValidator(lambda plain: _complete(CircuitBreaker, plain))]
 StoredSuspension = Annotated[
@@ -250,12 +250,6 @@ def state_digest(outcome: Outcome | NodeOutcome) -> str:
 
 
 # State of the node cycle, stored as text, so that a restart loses no cool-down, power cycle or failure.
-
-DAY = timedelta(days=1)
-APART = timedelta(hours=1)
-"""Longest time between consecutive snapshots. A node that is idle in both may otherwise have run a job in between."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeUp:
     """A wake that was requested and has not succeeded yet.

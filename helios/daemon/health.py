@@ -48,6 +48,46 @@ OF_NODES = ("nodes", "by_helios", "protected", "quarantined")
 _log = logging.getLogger("helios.daemon.health")
 _http_log = logging.getLogger("helios.daemon.http")
 
+SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
+
+KWH_J = 3.6e6
+LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "utilization": ("helios_gpus_in_use_ratio", "Share of the GPUs in service that were in use", 1.0),
+    "idle_while_jobs_wait_elsewhere": (
+        "helios_gpu_idle_elsewhere_seconds",
+        "GPU seconds that idled in one partition while jobs that fit waited in another",
+        HOUR_S,
+    ),
+    "idle_nodes": ("helios_node_time_idle_ratio", "Share of node time in idle spells longer than an hour", 1.0),
+    "long_failures": (
+        "helios_gpu_time_failed_ratio",
+        "Share of GPU time in jobs that failed after more than an hour",
+        1.0,
+    ),
+    "hours_at_time_limit": ("helios_gpu_time_cut_at_limit_ratio", "Share of GPU time in jobs cut at their limit", 1.0),
+}
+"""Gauges of the study of the last seven days by the statement's name, with the factor of its unit."""
+ENERGY_LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "used_kwh": ("helios_energy_used_joules", "Drawn by the building for all nodes", KWH_J),
+    "idle_kwh": ("helios_energy_idle_joules", "Drawn by nodes without a job", KWH_J),
+    "saved_kwh": ("helios_energy_saved_joules", "Saved by sleep against leaving all nodes on", KWH_J),
+    "saved_low_kwh": ("helios_energy_saved_low_joules", "Lower end of what sleep saved, 95 %", KWH_J),
+    "saved_high_kwh": ("helios_energy_saved_high_joules", "Upper end of what sleep saved, 95 %", KWH_J),
+    "saved_to_timer_kwh": (
+        "helios_energy_saved_to_timer_joules",
+        "Saved by sleep against an idle timer of 30 minutes",
+        KWH_J,
+    ),
+    "saved_cost": ("helios_energy_saved_cost", "Money saved by sleep, in energy.currency", 1.0),
+    "saved_co2_kg": ("helios_energy_saved_co2_grams", "Carbon dioxide saved by sleep", 1000.0),
+    "asleep_node_h": ("helios_node_asleep_seconds", "Node seconds asleep", HOUR_S),
+}
+"""Gauges of the energy report of the last fourteen days, likewise."""
+
+OPENMETRICS = "application/openmetrics-text"
+CACHED_S = 1.0
+"""How long an answer of /metrics is given again, s. Making it takes milliseconds of what the cycles have."""
+
 
 class HealthFile:
     """The file ``health.json`` in the state folder, for readers without a port.
@@ -255,43 +295,6 @@ def _plain_value(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
-
-KWH_J = 3.6e6
-LEVELS: Mapping[str, tuple[str, str, float]] = {
-    "utilization": ("helios_gpus_in_use_ratio", "Share of the GPUs in service that were in use", 1.0),
-    "idle_while_jobs_wait_elsewhere": (
-        "helios_gpu_idle_elsewhere_seconds",
-        "GPU seconds that idled in one partition while jobs that fit waited in another",
-        HOUR_S,
-    ),
-    "idle_nodes": ("helios_node_time_idle_ratio", "Share of node time in idle spells longer than an hour", 1.0),
-    "long_failures": (
-        "helios_gpu_time_failed_ratio",
-        "Share of GPU time in jobs that failed after more than an hour",
-        1.0,
-    ),
-    "hours_at_time_limit": ("helios_gpu_time_cut_at_limit_ratio", "Share of GPU time in jobs cut at their limit", 1.0),
-}
-"""Gauges of the study of the last seven days by the statement's name, with the factor of its unit."""
-ENERGY_LEVELS: Mapping[str, tuple[str, str, float]] = {
-    "used_kwh": ("helios_energy_used_joules", "Drawn by the building for all nodes", KWH_J),
-    "idle_kwh": ("helios_energy_idle_joules", "Drawn by nodes without a job", KWH_J),
-    "saved_kwh": ("helios_energy_saved_joules", "Saved by sleep against leaving all nodes on", KWH_J),
-    "saved_low_kwh": ("helios_energy_saved_low_joules", "Lower end of what sleep saved, 95 %", KWH_J),
-    "saved_high_kwh": ("helios_energy_saved_high_joules", "Upper end of what sleep saved, 95 %", KWH_J),
-    "saved_to_timer_kwh": (
-        "helios_energy_saved_to_timer_joules",
-        "Saved by sleep against an idle timer of 30 minutes",
-        KWH_J,
-    ),
-    "saved_cost": ("helios_energy_saved_cost", "Money saved by sleep, in energy.currency", 1.0),
-    "saved_co2_kg": ("helios_energy_saved_co2_grams", "Carbon dioxide saved by sleep", 1000.0),
-    "asleep_node_h": ("helios_node_asleep_seconds", "Node seconds asleep", HOUR_S),
-}
-"""Gauges of the energy report of the last fourteen days, likewise."""
-
-
 class Metrics:
     """Metrics of one daemon, in their own registry.
 
@@ -415,11 +418,6 @@ class Metrics:
     def _age_s(self, moment: Callable[[CycleSummary], datetime | None]) -> float:
         since = None if self._last is None else moment(self._last)
         return float("nan") if since is None else (self._times.now() - since).total_seconds()
-
-
-OPENMETRICS = "application/openmetrics-text"
-CACHED_S = 1.0
-"""How long an answer of /metrics is given again, s. Making it takes milliseconds of what the cycles have."""
 
 
 class AddressTaken(HeliosError):

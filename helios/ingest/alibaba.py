@@ -10,6 +10,9 @@ its tasks. A task asks for ``inst_num`` times ``plan_gpu`` per cent of a GPU, an
 
 Times are seconds from a shifted origin; read as seconds after 1970 in the zone of Shanghai, hours and weekdays are
 true and dates are not.
+
+Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
+bytes of memory for each task, and as many for each group tag.
 """
 
 from __future__ import annotations
@@ -27,14 +30,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused, RunKeys
 from helios.ingest.lines import head
 from helios.ingest.parse import NOT_A_TIME, CheckResults, Instants, Reason, category, known_values, numbers, strings
+from helios.ingest.repair import Dialect
 from helios.model import JobState
-
-# Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
-# bytes of memory for each task, and as many for each group tag.
 
 PER_CENT = 0.01
 _LINES_LOOKED_AT = 20
@@ -42,6 +43,24 @@ _STATUS = frozenset({"Terminated", "Failed", "Running", "Waiting"})
 _SECONDS = re.compile(r"(\d+(\.\d*)?)?", re.ASCII)
 
 Floats = NDArray[np.float64]
+
+_NO_TASKS = pd.DataFrame(
+    {
+        "job": np.empty(0, dtype=np.uint64),
+        **{name: np.empty(0) for name in ("gpus", "cpus", "memory_mib", "started_s")},
+        "gpu_type": np.empty(0, dtype=object),
+    }
+)
+
+ZONE = "Asia/Shanghai"
+_THEIR_STATES = pa.array(["Terminated", "Waiting"])
+_OUR_STATES = pa.array([JobState.COMPLETED.value, JobState.PENDING.value])
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value)
+# Sums of percentages carry binary rounding errors, with which a whole number of GPUs would not be whole.
+_DECIMALS = 6
+
+NO_TASK = "jobs have no task in the task table: their start and size are unknown"
+NO_TAG = "jobs have no group tag and hence no name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +152,6 @@ def hash_names(names: pa.Array) -> NDArray[np.uint64]:
     return pd.util.hash_array(pc.fill_null(names, "").to_numpy(zero_copy_only=False), categorize=False)
 
 
-_NO_TASKS = pd.DataFrame(
-    {
-        "job": np.empty(0, dtype=np.uint64),
-        **{name: np.empty(0) for name in ("gpus", "cpus", "memory_mib", "started_s")},
-        "gpu_type": np.empty(0, dtype=object),
-    }
-)
-
-
 def _amount(rows: DelimitedRows, field: str, results: CheckResults) -> Floats:
     values, bad = numbers(rows.columns[field])
     results.refuse(bad, Reason.UNREADABLE_NUMBER)
@@ -155,17 +165,6 @@ def _kinds(rows: pd.DataFrame) -> pd.Series[Any]:
     several = pairs["job"].duplicated(keep=False)
     joined = pairs[several].groupby("job")["gpu_type"].agg(",".join)
     return pd.Series(pd.concat([pairs[~several].set_index("job")["gpu_type"], joined]))
-
-
-ZONE = "Asia/Shanghai"
-_THEIR_STATES = pa.array(["Terminated", "Waiting"])
-_OUR_STATES = pa.array([JobState.COMPLETED.value, JobState.PENDING.value])
-_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value)
-# Sums of percentages carry binary rounding errors, with which a whole number of GPUs would not be whole.
-_DECIMALS = 6
-
-NO_TASK = "jobs have no task in the task table: their start and size are unknown"
-NO_TAG = "jobs have no group tag and hence no name"
 
 
 def fits(start: bytes) -> bool:

@@ -25,10 +25,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, distinct_names, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import created, head
 from helios.ingest.parse import NOT_A_TIME, has_utc_offset, known_values, spans, strings
+from helios.ingest.repair import Dialect, distinct_names
 from helios.model import JOBS, JobState
 
 FIELDS = (
@@ -36,6 +37,20 @@ FIELDS = (
     *("submit_time", "start_time", "end_time", "duration", "queue"),
 )
 EXTRA_FIELDS = ("name", "jobname", "time_limit")
+
+# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
+ACME_ZONE = "Asia/Shanghai"
+_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+REJOINED = "rows broken by a newline or a comma in a field were put together again"
+
+COLUMNS_HELD = frozenset(
+    {
+        *("job_id", "name", "user", "partition", "state", "submitted_at", "started_at", "ended_at"),
+        *("run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
+    }
+)
+"""Columns of ``JOBS`` that the layout holds. The number of a restart is found again from the starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +93,6 @@ ACME = Wording(
     duration_is_run_time=False,
     gib_each_node="mem_per_pod_gb",
 )
-# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
-ACME_ZONE = "Asia/Shanghai"
-_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
-_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
-REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
 
 def has_columns(start: bytes, wording: Wording) -> bool:
@@ -127,15 +137,6 @@ def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
 
 
 LAYOUT, ACME_LAYOUT = _layout(PUBLISHED), _layout(ACME, zone=ACME_ZONE)
-
-
-COLUMNS_HELD = frozenset(
-    {
-        *("job_id", "name", "user", "partition", "state", "submitted_at", "started_at", "ended_at"),
-        *("run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
-    }
-)
-"""Columns of ``JOBS`` that the layout holds. The number of a restart is found again from the starts."""
 
 
 def write_helios_csv(jobs: pd.DataFrame, path: Path, *, timezone: str = "UTC") -> None:

@@ -45,6 +45,9 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """First bytes of a text that PowerShell's > wrote, or a spreadsheet as Unicode text."""
 
+LATIN_1 = "helios-latin-1"
+"""Error handler that reads bytes that are no UTF-8 as Latin-1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
@@ -160,10 +163,6 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
             replaced = len(text) - len(unix)  # each such byte has two in UTF-8
             yield Block(data=text, first_line=first_line, bytes_read=raw.tell(), replaced=replaced)
             first_line += data.count(b"\n")
-
-
-LATIN_1 = "helios-latin-1"
-"""Error handler that reads bytes that are no UTF-8 as Latin-1."""
 
 
 def _read_as_latin_1(error: UnicodeError) -> tuple[str, int]:

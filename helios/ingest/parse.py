@@ -86,6 +86,13 @@ _STATES_BY_CODE = {
     "CANCELED": JobState.CANCELLED,
 }
 
+_SIZES = (*SIZES, *(f"{name}_requested" for name in SIZES))
+
+EPOCH_ENDS = EARLIEST + np.timedelta64(1, "D")
+"""Times before it are the epoch in some zone, which databases and pandas write for a time that is not set."""
+EPOCH = "jobs have a time of 1970, as databases write an unknown one: it is read as unknown"
+_LATER_TIMES = ("eligible_at", "started_at", "ended_at")
+
 
 class Reason(StrEnum):
     """Why a row is refused.
@@ -118,7 +125,6 @@ class Reason(StrEnum):
 
 
 REASONS = tuple(Reason)
-_SIZES = (*SIZES, *(f"{name}_requested" for name in SIZES))
 
 
 class CheckResults:
@@ -178,12 +184,6 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
     unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
-
-
-EPOCH_ENDS = EARLIEST + np.timedelta64(1, "D")
-"""Times before it are the epoch in some zone, which databases and pandas write for a time that is not set."""
-EPOCH = "jobs have a time of 1970, as databases write an unknown one: it is read as unknown"
-_LATER_TIMES = ("eligible_at", "started_at", "ended_at")
 
 
 def unset_epoch(jobs: dict[str, Any]) -> dict[str, Mask]:

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown, HostlistInvalid
-from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinct_names, read_rows
+from helios.ingest.delimited import DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode, file_sha256, head
 from helios.ingest.parse import (
@@ -44,16 +44,9 @@ from helios.ingest.parse import (
     strings,
     without,
 )
+from helios.ingest.repair import Dialect, distinct_names
 from helios.model import JobState
-from helios.model.gpu_parts import (
-    USUAL_MPS,
-    Places,
-    gpus_asked,
-    gpus_of_shares,
-    is_slice,
-    part_of_gpu,
-    places,
-)
+from helios.model.gpu_parts import USUAL_MPS, Places, gpus_asked, gpus_of_shares, is_slice, part_of_gpu, places
 from helios.model.nodes import expand
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
@@ -79,6 +72,141 @@ _REMEMBERED = 50_000
 _MEMORY = re.compile(r"(\d{1,20}(?:\.\d+)?)([KMGTPE]?)B?([cn]?)", re.ASCII)
 # A pending array is printed as 12_[3-7%2], and cut to 12_[3,5,7,... where it is long.
 _JOB_ID = r"^(?P<master>\d+)(?:_(?P<task>\d+|\[[^\]]*\]?))?(?:\+(?P<offset>\d{1,9}))?"
+
+# The 26 fields of a dump without a header, as in Open XDMoD's shredder and its reference data.
+RAW_FIELDS = (
+    *("jobid", "jobidraw", "cluster", "partition", "qos", "account", "group", "gid", "user", "uid"),
+    *("submit", "eligible", "start", "end", "elapsed", "exitcode", "state", "nnodes", "ncpus", "reqcpus"),
+    *("reqmem", "reqtres", "alloctres", "timelimit", "nodelist", "jobname"),
+)
+
+# Columns of JOBS and the sacct fields that give them, the best first.
+SOURCES = {
+    "job_id": ("jobidraw", "jobid"),
+    "name": ("jobname", "name"),
+    "user": ("user", "username", "uid"),
+    "group": ("group", "gid"),
+    "account": ("account",),
+    "qos": ("qos", "qosraw"),
+    "partition": ("partition",),
+    "state": ("state", "jobstate"),
+    "exit_code": ("exitcode",),
+    "submitted_at": ("submit", "submittime"),
+    "eligible_at": ("eligible", "eligibletime"),
+    "started_at": ("start", "starttime"),
+    "ended_at": ("end", "endtime"),
+    "tres_requested": ("reqtres", "tresreq"),
+    "tres_allocated": ("alloctres", "tresalloc"),
+    "node_list": ("nodelist", "nodes"),
+}
+_SUBMIT_LINE = "submitline"
+_OTHER_FIELDS = (
+    *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
+    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
+    *("ntasks", _SUBMIT_LINE, "dbindex"),
+)
+FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
+"""The fields that ``translate`` reads."""
+_LABELS = ("group", "account", "qos", "partition", "exit_code", "tres_requested", "tres_allocated", "node_list")
+_FREE_TEXT = (
+    *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
+    *("wckey", "extra", "stdin", "stdout", "stderr", "container", "account"),
+)
+"""Fields that users write freely. Those likeliest to hold separators and newlines come first."""
+_UNREAD_FIELDS = (
+    *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
+    *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
+    *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
+    *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
+    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "segmentsize"),
+    *("systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
+)
+_KNOWN = {
+    *RAW_FIELDS,
+    *_OTHER_FIELDS,
+    *_FREE_TEXT,
+    *_UNREAD_FIELDS,
+    *(name for names in SOURCES.values() for name in names),
+}
+_LONGEST_DELIMITER = 128
+_GUESSABLE_BYTES = 8
+"""Shorter delimiters can be guessed, or found by trial."""
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
+"""Base states of jobs that have not ended, whatever end a row has (``sacct --truncate`` prints that of the window)."""
+_FLAGS = (JobState.REQUEUED.value, JobState.RESIZING.value)
+"""States of records that have ended where they have an end.
+
+slurmdbd stores these flags in place of the base state when it closes the record of a run or of one size
+(as_mysql_job_complete() in as_mysql_job.c); slurmctld prints the same words of jobs that wait or run.
+"""
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
+_OF_CSV = (",", ";", "\t")
+"""Delimiters of files that quote what holds a delimiter, as spreadsheets and pandas write them."""
+_TRES = rb"(?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=,\n]+)=[^=,\n]*"
+_TRES_RUN = re.compile(rb"(?<![^,\n])" + _TRES + rb"(?:," + _TRES + rb")+(?![^,\n])")
+_BRACKETED = re.compile(rb"(?<![^,\n])[\w.-]+\[[-\d]+(?:,[-\d]+)+\][\w.-]*(?![^,\n])")
+_TRES_LIST = re.compile(r"(?:[^=,|]+=[^=,|]*(?:,[^=,|]+=[^=,|]*)*)?")
+_FORMS = {
+    **dict.fromkeys(("submit", "eligible", "start", "end"), _TIME),
+    **dict.fromkeys(("reqtres", "tresreq", "alloctres", "tresalloc"), _TRES_LIST),
+    **dict.fromkeys(("nodelist", "nodes"), re.compile(r"[^=|\s]*|None assigned")),
+    **dict.fromkeys(("nnodes", "reqcpus", "ncpus", "alloccpus", "elapsedraw"), re.compile(r"[\d.KMG]*", re.ASCII)),
+    "state": re.compile(r"[A-Za-z_ +\d]*", re.ASCII),
+}
+"""Forms of fields that tell whether a broken row was put together rightly."""
+_TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
+_TWO_TIMES = re.compile(rb"^[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
+_NODES_AND_COUNT = (("nodelist", "nodes"), ("nnodes", "allocnodes"))
+_ID_START = re.compile(r"\d+([_+.]\S*)?", re.ASCII)
+
+STEPS = "job steps are no jobs of their own and were skipped"
+REJOINED = "rows broken by a newline or a bar in a field were put together again"
+FORGEABLE = (
+    "rows have a delimiter that users can write into the names of their jobs: a crafted name can forge rows of others,"
+    " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
+)
+REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
+SUSPENDED = (
+    "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
+)
+RESIZED = (
+    "jobs have a start before their submission, as later sizes of a resized job have: they count from their submission"
+)
+ELAPSED_DIFFERS = (
+    "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
+)
+END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
+ROUNDING_S = 1.0
+"""Difference of Elapsed and the times that is no contradiction, s."""
+SHARDS = "jobs hold shards of GPUs (gres/shard), counted by the shards of a GPU on their nodes"
+UNKNOWN_SHARDS = (
+    "jobs hold shards of GPUs (gres/shard), and the shards of a GPU are not known: their GPUs are not recorded; give"
+    " the nodes with --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
+)
+MPS_SHARES = "jobs hold a share of a GPU (gres/mps), counted by the shares of a GPU on their nodes"
+ASSUMED_MPS = (
+    f"jobs hold a share of a GPU (gres/mps), counted as per cent: {USUAL_MPS:g} shares of a GPU are assumed; give the"
+    " nodes with --gpus-from slurm.conf"
+)
+MIG_SLICES = "jobs hold MIG slices, each counted by its compute slices: 1g is 1/7 of a GPU, 1/4 of an A30"
+ODD_SLICES = "jobs hold MIG slices of an unknown profile, each counted as a whole GPU"
+ASKED_PER_TASK = "jobs asked for GPUs for each task or socket, whose number is not recorded: so is that of their GPUs"
+NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
+
+EXPORT = (
+    "Export it with: TZ=UTC sacct --allusers --duplicates --allocations --parsable "
+    '--delimiter="$(cat /proc/sys/kernel/random/uuid)" --format=JobIDRaw,User,Account,Partition,State,Submit,Eligible,'
+    "Start,End,ElapsedRaw,Timelimit,NNodes,ReqTRES,AllocTRES,NodeList,JobName -S 2026-09-01 -E 2026-10-01"
+)
+
+_MARK = b"\0"
+"""Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""
+_SHOWN = b"|"
+_REPLACEMENT = "\ufffd".encode()
+_LARGEST_BLOCK_BYTES = 256 << 20
+_NEWLINE = ord("\n")
 
 
 class Tres(NamedTuple):
@@ -330,140 +458,10 @@ def _amount(text: str) -> float | None:
     return value * scale if np.isfinite(value) else None
 
 
-# The 26 fields of a dump without a header, as in Open XDMoD's shredder and its reference data.
-RAW_FIELDS = (
-    *("jobid", "jobidraw", "cluster", "partition", "qos", "account", "group", "gid", "user", "uid"),
-    *("submit", "eligible", "start", "end", "elapsed", "exitcode", "state", "nnodes", "ncpus", "reqcpus"),
-    *("reqmem", "reqtres", "alloctres", "timelimit", "nodelist", "jobname"),
-)
-
-# Columns of JOBS and the sacct fields that give them, the best first.
-SOURCES = {
-    "job_id": ("jobidraw", "jobid"),
-    "name": ("jobname", "name"),
-    "user": ("user", "username", "uid"),
-    "group": ("group", "gid"),
-    "account": ("account",),
-    "qos": ("qos", "qosraw"),
-    "partition": ("partition",),
-    "state": ("state", "jobstate"),
-    "exit_code": ("exitcode",),
-    "submitted_at": ("submit", "submittime"),
-    "eligible_at": ("eligible", "eligibletime"),
-    "started_at": ("start", "starttime"),
-    "ended_at": ("end", "endtime"),
-    "tres_requested": ("reqtres", "tresreq"),
-    "tres_allocated": ("alloctres", "tresalloc"),
-    "node_list": ("nodelist", "nodes"),
-}
-_SUBMIT_LINE = "submitline"
-_OTHER_FIELDS = (
-    *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
-    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres", "suspended", "restarts", "sluid"),
-    *("ntasks", _SUBMIT_LINE, "dbindex"),
-)
-FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
-"""The fields that ``translate`` reads."""
-_LABELS = ("group", "account", "qos", "partition", "exit_code", "tres_requested", "tres_allocated", "node_list")
-_FREE_TEXT = (
-    *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
-    *("wckey", "extra", "stdin", "stdout", "stderr", "container", "account"),
-)
-"""Fields that users write freely. Those likeliest to hold separators and newlines come first."""
-_UNREAD_FIELDS = (
-    *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
-    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw"),
-    *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
-    *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
-    *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
-    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "segmentsize"),
-    *("systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
-)
-_KNOWN = {
-    *RAW_FIELDS,
-    *_OTHER_FIELDS,
-    *_FREE_TEXT,
-    *_UNREAD_FIELDS,
-    *(name for names in SOURCES.values() for name in names),
-}
-_LONGEST_DELIMITER = 128
-_GUESSABLE_BYTES = 8
-"""Shorter delimiters can be guessed, or found by trial."""
-_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
-"""Base states of jobs that have not ended, whatever end a row has (``sacct --truncate`` prints that of the window)."""
-_FLAGS = (JobState.REQUEUED.value, JobState.RESIZING.value)
-"""States of records that have ended where they have an end.
-
-slurmdbd stores these flags in place of the base state when it closes the record of a run or of one size
-(as_mysql_job_complete() in as_mysql_job.c); slurmctld prints the same words of jobs that wait or run.
-"""
-
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d.*|\d{9,11}|Unknown|None|N/A|", re.ASCII)
-_OF_CSV = (",", ";", "\t")
-"""Delimiters of files that quote what holds a delimiter, as spreadsheets and pandas write them."""
-_TRES = rb"(?:billing|cpu|energy|mem|node|pages|vmem|(?:bb|fs|gres|ic|license)/[^=,\n]+)=[^=,\n]*"
-_TRES_RUN = re.compile(rb"(?<![^,\n])" + _TRES + rb"(?:," + _TRES + rb")+(?![^,\n])")
-_BRACKETED = re.compile(rb"(?<![^,\n])[\w.-]+\[[-\d]+(?:,[-\d]+)+\][\w.-]*(?![^,\n])")
-_TRES_LIST = re.compile(r"(?:[^=,|]+=[^=,|]*(?:,[^=,|]+=[^=,|]*)*)?")
-_FORMS = {
-    **dict.fromkeys(("submit", "eligible", "start", "end"), _TIME),
-    **dict.fromkeys(("reqtres", "tresreq", "alloctres", "tresalloc"), _TRES_LIST),
-    **dict.fromkeys(("nodelist", "nodes"), re.compile(r"[^=|\s]*|None assigned")),
-    **dict.fromkeys(("nnodes", "reqcpus", "ncpus", "alloccpus", "elapsedraw"), re.compile(r"[\d.KMG]*", re.ASCII)),
-    "state": re.compile(r"[A-Za-z_ +\d]*", re.ASCII),
-}
-"""Forms of fields that tell whether a broken row was put together rightly."""
-_TIME_CUT = re.compile(r"[-0-9T: ]*|[A-Z][a-z]*", re.ASCII)
-_TWO_TIMES = re.compile(rb"^[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\n]*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
-_NODES_AND_COUNT = (("nodelist", "nodes"), ("nnodes", "allocnodes"))
-_ID_START = re.compile(r"\d+([_+.]\S*)?", re.ASCII)
-
-STEPS = "job steps are no jobs of their own and were skipped"
-REJOINED = "rows broken by a newline or a bar in a field were put together again"
-FORGEABLE = (
-    "rows have a delimiter that users can write into the names of their jobs: a crafted name can forge rows of others,"
-    " which cannot be told from true ones; export with a random delimiter (docs/formats.md)"
-)
-REVOKED = "jobs ran on another cluster of the federation (REVOKED): here they have neither a start nor hours"
-SUSPENDED = (
-    "jobs were suspended: their run time is Elapsed, without the suspension, and they held their GPUs from start to end"
-)
-RESIZED = (
-    "jobs have a start before their submission, as later sizes of a resized job have: they count from their submission"
-)
-ELAPSED_DIFFERS = (
-    "jobs have an Elapsed other than end minus start minus suspension: where it is not 0, their run time is Elapsed"
-)
-END_FROM_ELAPSED = "jobs have an end before their start: it was found from Elapsed"
-ROUNDING_S = 1.0
-"""Difference of Elapsed and the times that is no contradiction, s."""
-SHARDS = "jobs hold shards of GPUs (gres/shard), counted by the shards of a GPU on their nodes"
-UNKNOWN_SHARDS = (
-    "jobs hold shards of GPUs (gres/shard), and the shards of a GPU are not known: their GPUs are not recorded; give"
-    " the nodes with --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
-)
-MPS_SHARES = "jobs hold a share of a GPU (gres/mps), counted by the shares of a GPU on their nodes"
-ASSUMED_MPS = (
-    f"jobs hold a share of a GPU (gres/mps), counted as per cent: {USUAL_MPS:g} shares of a GPU are assumed; give the"
-    " nodes with --gpus-from slurm.conf"
-)
-MIG_SLICES = "jobs hold MIG slices, each counted by its compute slices: 1g is 1/7 of a GPU, 1/4 of an A30"
-ODD_SLICES = "jobs hold MIG slices of an unknown profile, each counted as a whole GPU"
-ASKED_PER_TASK = "jobs asked for GPUs for each task or socket, whose number is not recorded: so is that of their GPUs"
-NEVER_STARTED = "jobs were cancelled before they started: their start is left unknown"
-
-
 def fits(start: bytes) -> bool:
     """Return whether a file's first bytes come from sacct."""
     # JSON is often one line, in which a job's name may look like a header or a row.
     return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
-
-
-EXPORT = (
-    "Export it with: TZ=UTC sacct --allusers --duplicates --allocations --parsable "
-    '--delimiter="$(cat /proc/sys/kernel/random/uuid)" --format=JobIDRaw,User,Account,Partition,State,Submit,Eligible,'
-    "Start,End,ElapsedRaw,Timelimit,NNodes,ReqTRES,AllocTRES,NodeList,JobName -S 2026-09-01 -E 2026-10-01"
-)
 
 
 def lacks(start: bytes) -> str:
@@ -913,14 +911,6 @@ class _SacctTranslation(Translation):
             self.jobs["user"] = category(pc.coalesce(*users))
         if self.rows.column(*SOURCES["name"]) is not None:
             self.jobs["name"] = strings(self.texts(*SOURCES["name"]))
-
-
-_MARK = b"\0"
-"""Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""
-_SHOWN = b"|"
-_REPLACEMENT = "\ufffd".encode()
-_LARGEST_BLOCK_BYTES = 256 << 20
-_NEWLINE = ord("\n")
 
 
 def read_counted(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:

@@ -46,6 +46,24 @@ REPAIRED_START = (
     "jobs had their eligible time in place of their start, as some releases print; it was found from the end"
 )
 
+FIELDS = (
+    *("jobidraw", "jobid", "cluster", "user", "group", "account", "qos", "partition", "state", "exitcode", "submit"),
+    *(
+        "eligible",
+        "start",
+        "end",
+        "elapsedraw",
+        "suspended",
+        "timelimit",
+        "allocnodes",
+        "reqcpus",
+        "reqmem",
+        "reqtres",
+        "alloctres",
+    ),
+    *("nodelist", "jobname", "restarts", "sluid", "submitline"),
+)
+
 
 def fits(start: bytes) -> bool:
     """Return whether a file begins like ``sacct --json``.
@@ -112,24 +130,6 @@ def _error_text(error: Any) -> str:
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
-
-FIELDS = (
-    *("jobidraw", "jobid", "cluster", "user", "group", "account", "qos", "partition", "state", "exitcode", "submit"),
-    *(
-        "eligible",
-        "start",
-        "end",
-        "elapsedraw",
-        "suspended",
-        "timelimit",
-        "allocnodes",
-        "reqcpus",
-        "reqmem",
-        "reqtres",
-        "alloctres",
-    ),
-    *("nodelist", "jobname", "restarts", "sluid", "submitline"),
-)
 
 
 def lift_records(job: Mapping[str, Any]) -> Fields:

@@ -20,10 +20,11 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import DelimitedRows, Dialect, Translation, read_rows
+from helios.ingest.delimited import DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import created, head
 from helios.ingest.parse import NOT_A_TIME, category, without
+from helios.ingest.repair import Dialect
 from helios.model import JOBS, JobState, seconds_of
 
 FIELDS = (
@@ -39,6 +40,22 @@ _MACHINE = re.compile(rb"^;\s*(MaxNodes|MaxProcs):\s*([1-9]\d{0,8})\b", re.MULTI
 _NUMBERS = re.compile(rb"\s*(-?\d+(\.\d+)?\s+){17}-?\d+(\.\d+)?\s*")
 PARTIAL = "partial executions belong to jobs that have their own line, and were skipped"
 NO_START = "UnixStartTime is not in the header: times count from 1970, and only their differences mean anything"
+
+# Slurm has more states than the standard: whatever ended otherwise than on demand failed.
+_STATUS = {state.value: number for number, state in _STATES.items()} | {
+    **dict.fromkeys((JobState.TIMEOUT.value, JobState.NODE_FAIL.value, JobState.OUT_OF_MEMORY.value), 0),
+    **dict.fromkeys((JobState.BOOT_FAIL.value, JobState.DEADLINE.value), 0),
+    **dict.fromkeys((JobState.PREEMPTED.value, JobState.REVOKED.value), 5),
+}
+COLUMNS_HELD = frozenset(
+    {
+        *("job_id", "name", "user", "group", "partition", "state", "submitted_at", "started_at", "ended_at"),
+        *("run_time_s", "time_limit_s", "cpus", "cpus_requested", "memory_mib"),
+    }
+)
+"""Columns of ``JOBS`` that the format holds. The number of a restart is found again from the starts."""
+_LONGEST_ID = 18
+_NUMBERED = {"user": "user", "group": "group", "executable": "name", "queue": "partition"}
 
 
 def fits(start: bytes) -> bool:
@@ -86,23 +103,6 @@ def machine(start: bytes) -> RecordedMachine | None:
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False, machine=machine)
-
-
-# Slurm has more states than the standard: whatever ended otherwise than on demand failed.
-_STATUS = {state.value: number for number, state in _STATES.items()} | {
-    **dict.fromkeys((JobState.TIMEOUT.value, JobState.NODE_FAIL.value, JobState.OUT_OF_MEMORY.value), 0),
-    **dict.fromkeys((JobState.BOOT_FAIL.value, JobState.DEADLINE.value), 0),
-    **dict.fromkeys((JobState.PREEMPTED.value, JobState.REVOKED.value), 5),
-}
-COLUMNS_HELD = frozenset(
-    {
-        *("job_id", "name", "user", "group", "partition", "state", "submitted_at", "started_at", "ended_at"),
-        *("run_time_s", "time_limit_s", "cpus", "cpus_requested", "memory_mib"),
-    }
-)
-"""Columns of ``JOBS`` that the format holds. The number of a restart is found again from the starts."""
-_LONGEST_ID = 18
-_NUMBERED = {"user": "user", "group": "group", "executable": "name", "queue": "partition"}
 
 
 def write_swf(

@@ -23,7 +23,6 @@ from helios.model import JOBS, JobState
 # Source of every figure that is not marked otherwise: Hu, Sun, Yan, Wen, Zhang, *Characterization and Prediction of
 # Deep Learning Workloads in Large-Scale GPU Datacenters*, SC'21 (doi 10.1145/3458817.3476223) and its artifact;
 # clusters of SenseTime, April to September 2020, GPU jobs only.
-
 GPUS_PER_NODE = 8
 DAYS_OBSERVED = 183
 
@@ -54,6 +53,34 @@ SUBMISSIONS_BY_WEEKDAY = (1.05, 1.05, 1.05, 1.05, 1.0, 0.9, 0.9)
 BUSIEST_USERS, SHARE_OF_BUSIEST = 0.05, 0.56
 # Utilisation is published as 65-90 %. This is requested GPU time over the GPU time of the cluster.
 OFFERED_LOAD = 0.80
+
+DAY_S = 86_400
+HOUR_S = 3_600
+# What Slurm itself needs between placing and starting a job. Waiting for nodes is left to the simulator.
+LONGEST_DISPATCH_S = 5
+DEFAULT_TIME_LIMIT_S = 7 * DAY_S
+# Round limits, as people type them.
+TIME_LIMITS_S = np.array(
+    [
+        *(m * 60 for m in (10, 30)),
+        *(h * HOUR_S for h in (1, 2, 4, 8, 12)),
+        *(d * DAY_S for d in (1, 2, 3, 5, 7, 14, 30)),
+    ],
+    dtype=np.float64,
+)
+# The values below are ours, chosen to look like the published descriptions, which give no figures.
+CPUS_PER_GPU = 6
+SHARE_WITH_DEFAULT_LIMIT = 0.4
+LIMIT_OVER_RUN_TIME = 10.0
+
+LARGE_SWEEPS_ARE_SMALL = 0.6
+LIKENESS_WITHIN_CAMPAIGN = 0.85
+LIKENESS_WITHIN_USER = 0.4
+LOAD_BY_PARTITION = (0.9, 1.1)
+PROJECTS = ("det", "seg", "cls", "pose", "reid", "face", "ocr", "nas", "gan", "asr", "nlp", "rl", "video", "depth")
+TASKS = ("train", "eval", "finetune", "search", "debug", "sweep")
+
+CAMPAIGN_JOBS_LOG_MEAN, CAMPAIGN_JOBS_LOG_SD, LARGEST_CAMPAIGN = 1.2, 1.2, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,32 +163,6 @@ def profile_named(name: str) -> ClusterProfile:
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
-
-DAY_S = 86_400
-HOUR_S = 3_600
-# What Slurm itself needs between placing and starting a job. Waiting for nodes is left to the simulator.
-LONGEST_DISPATCH_S = 5
-DEFAULT_TIME_LIMIT_S = 7 * DAY_S
-# Round limits, as people type them.
-TIME_LIMITS_S = np.array(
-    [
-        *(m * 60 for m in (10, 30)),
-        *(h * HOUR_S for h in (1, 2, 4, 8, 12)),
-        *(d * DAY_S for d in (1, 2, 3, 5, 7, 14, 30)),
-    ],
-    dtype=np.float64,
-)
-# The values below are ours, chosen to look like the published descriptions, which give no figures.
-CPUS_PER_GPU = 6
-SHARE_WITH_DEFAULT_LIMIT = 0.4
-LIMIT_OVER_RUN_TIME = 10.0
-CAMPAIGN_JOBS_LOG_MEAN, CAMPAIGN_JOBS_LOG_SD, LARGEST_CAMPAIGN = 1.2, 1.2, 200
-LARGE_SWEEPS_ARE_SMALL = 0.6
-LIKENESS_WITHIN_CAMPAIGN = 0.85
-LIKENESS_WITHIN_USER = 0.4
-LOAD_BY_PARTITION = (0.9, 1.1)
-PROJECTS = ("det", "seg", "cls", "pose", "reid", "face", "ocr", "nas", "gan", "asr", "nlp", "rl", "video", "depth")
-TASKS = ("train", "eval", "finetune", "search", "debug", "sweep")
 
 
 def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, seed: int = 0) -> pd.DataFrame:

@@ -20,10 +20,16 @@ from numpy.typing import NDArray
 
 from helios.config import Energy
 from helios.errors import HostlistInvalid
-from helios.model import JOBS
+from helios.model import JOBS, JobState
 from helios.model.nodes import expand
 
 Seconds = NDArray[np.int64]
+
+J_PER_KWH = 3.6e6
+NEVER_S = 2**60
+"""A time after all others, s: what has not happened, or at an unknown time."""
+ACTIVE_STATES = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
+"""States of jobs that have not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,7 +174,24 @@ def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
     return np.where(times.isna().to_numpy(), otherwise, seconds)
 
 
-J_PER_KWH = 3.6e6
+def held_times(jobs: pd.DataFrame) -> tuple[Seconds, Seconds]:
+    """Return when jobs began and ended to hold resources, s.
+
+    ``NEVER_S`` stands for what did not happen. A job in a final state whose end is unknown is taken to have held
+    nothing, else it would hold its nodes for ever.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns ``started_at``, ``ended_at``, ``run_time_s`` and ``state`` as in ``JOBS``.
+    """
+    started_s, ended_s = (whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("started_at", "ended_at"))
+    run_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
+    open_ended = (started_s < NEVER_S) & (ended_s == NEVER_S)
+    final = (jobs["state"].notna() & ~jobs["state"].isin(list(ACTIVE_STATES))).to_numpy()
+    derived = open_ended & (np.isfinite(run_s) | final)
+    ended_s[derived] = started_s[derived] + np.maximum(np.nan_to_num(run_s[derived]), 0).astype(np.int64)
+    return started_s, ended_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

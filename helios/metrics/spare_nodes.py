@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ CYCLES_PER_NODE_DAY = 1.0
 HALVINGS = 60
 """Steps of the bisection for the price of a delayed submission."""
 Minutes = NDArray[np.int64]
+Count = TypeVar("Count", int, float)
+"""Nodes; parts of one in a series that is an average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ SAFE_RULE = AwakeRule(memory_s=3_600, spare=5)
 """Used where there is too little history to choose."""
 
 
-def nodes_to_change(busy: int, peak: int, spare: int, powered: int, total: int) -> int:
+def nodes_to_change(busy: Count, peak: Count, spare: Count, powered: Count, total: Count) -> Count:
     """Return the nodes to wake, or below zero those to put to sleep.
 
     Parameters

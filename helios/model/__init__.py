@@ -2,7 +2,7 @@
 
 Bulk data travels as pandas frames with these columns; every package checks the frames that it receives with
 :meth:`FrameKind.check`. A change of a column is a change here, in a migration, and nowhere else;
-``tests/unit/test_model.py`` checks that schema and frames agree.
+``tests/unit/model/test_frames.py`` checks that schema and frames agree.
 """
 
 # ruff: noqa: F401 - the names are for others

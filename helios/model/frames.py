@@ -15,6 +15,8 @@ from pandas.arrays import NumpyExtensionArray
 
 from helios.errors import FrameInvalid
 
+TIME = "datetime64[us, UTC]"
+
 
 def plain(value: Any) -> Any:
     """Return dataclasses, frames and containers as plain values.
@@ -32,9 +34,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Iterable):
         return value
     return [plain(item) for item in value]
-
-
-TIME = "datetime64[us, UTC]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,18 @@ _PROFILES = (1, 2, 3, 4, 7)
 _MIG = re.compile(r"(?<![a-z0-9])(?:mig)?(?:(\d)c[._-])?(\d)g[._-]?(\d{1,3})gb", re.IGNORECASE)
 """A profile within a type of GPU: ``1g.5gb``, ``a100_3g.20gb``, ``1c.3g.20gb`` (a part of a slice)."""
 
+WAYS = ("none", "exclusive", "whole nodes", "asked")
+"""How the GPUs of a job whose site does not account for them are known."""
+
+_OPTIONS = {"gres": "node", "gpus": "job", "G": "job", "gpus-per-node": "node", "gpus-per-task": "task"}
+"""Options of sbatch, salloc and srun that ask for GPUs, and what they are for each of."""
+_WITHOUT_VALUE = frozenset({
+    "--exclusive", "--parsable", "--wait", "-W", "--overlap", "-s", "--oversubscribe", "-O", "--overcommit", "--pty",
+    "-l", "--label", "-H", "--hold", "--requeue", "--no-requeue", "-Q", "--quiet", "-v", "--verbose", "--contiguous",
+    "-k", "--no-kill", "-u", "--unbuffered", "--spread-job", "--use-min-nodes", "--reboot", "--no-shell",
+})  # fmt: skip
+"""Options that take no value, or only behind an equals sign."""
+
 
 def is_slice(kind: str) -> bool:
     """Return whether a type of GPU names a MIG slice."""
@@ -232,10 +244,6 @@ def gpus_of_shares(
     return found, ~known[where.codes] & (kind == "mps") & (shares > 0)
 
 
-WAYS = ("none", "exclusive", "whole nodes", "asked")
-"""How the GPUs of a job whose site does not account for them are known."""
-
-
 def gpus_from_nodes(
     site: SiteGpus,
     *,
@@ -269,16 +277,6 @@ def gpus_from_nodes(
     conditions = [gpus == 0, where.named & exclusive, where.named & (cpus >= all_cpus), ~np.isnan(asked)]
     way = np.select(conditions, range(len(WAYS)), default=-1)
     return np.select([way == 0, (way == 1) | (way == 2), way == 3], [0.0, gpus, np.fmin(asked, gpus)], np.nan), way
-
-
-_OPTIONS = {"gres": "node", "gpus": "job", "G": "job", "gpus-per-node": "node", "gpus-per-task": "task"}
-"""Options of sbatch, salloc and srun that ask for GPUs, and what they are for each of."""
-_WITHOUT_VALUE = frozenset({
-    "--exclusive", "--parsable", "--wait", "-W", "--overlap", "-s", "--oversubscribe", "-O", "--overcommit", "--pty",
-    "-l", "--label", "-H", "--hold", "--requeue", "--no-requeue", "-Q", "--quiet", "-v", "--verbose", "--contiguous",
-    "-k", "--no-kill", "-u", "--unbuffered", "--spread-job", "--use-min-nodes", "--reboot", "--no-shell",
-})  # fmt: skip
-"""Options that take no value, or only behind an equals sign."""
 
 
 def gpus_asked(submission: str, *, nodes: float, tasks: float) -> float:

@@ -27,6 +27,34 @@ _NO_NODES = frozenset({"", "(null)", "none", "none assigned", "n/a"})
 _NOT_HOSTLIST = re.compile(r"[^\w.,\[\]-]|\[[^\]]*\d-\d+-")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
+STEP_S = 600
+"""Length of a step of node demand, s. The published CES decides every ten minutes."""
+MINUTES_PER_DAY = 1_440
+OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
+"""Flags of a node on which no job should start."""
+
+NODE_STATES = frame_kind(
+    "node states",
+    ("name", "str", "Node name"),
+    ("partitions", "category", "Its partitions, by commas"),
+    ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
+    ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
+    ("power", "category", "A NodePower; missing: it is down, or does not answer"),
+    ("excluded_reason", "category", "Why Helios must not change its power, for a person; missing: it may"),
+    ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
+    ("rack", "category", "Rack or leaf switch; missing: unknown"),
+    ("cpus", "float64", "CPUs"),
+    ("cpus_held", "float64", "CPUs held by jobs"),
+    ("gpus", "int32", "GPUs"),
+    ("gpus_held", "float64", "GPUs held by jobs, parts of one included"),
+    ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
+    ("memory_mib", "float64", "Memory, MiB"),
+    ("weight", "float64", "Slurm's weight: lowest is filled first"),
+    ("features", "category", "Active features, by commas; missing: none"),
+    ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
+    ("reason", "str", "Reason an admin or Slurm gave for its state"),
+)
+
 
 @lru_cache(maxsize=65_536)
 def expand(text: str) -> tuple[str, ...]:
@@ -88,15 +116,6 @@ def _invalid(text: str, why: str) -> HostlistInvalid:
     return HostlistInvalid(f"{shown!r} is not a list of nodes: {why}", hint="Write it as Slurm does: gpu[01-04],login1")
 
 
-STEP_S = 600
-"""Length of a step of node demand, s. The published CES decides every ten minutes."""
-MINUTES_PER_DAY = 1_440
-
-
-OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
-"""Flags of a node on which no job should start."""
-
-
 class NodePower(StrEnum):
     """Power state of a node."""
 
@@ -108,29 +127,6 @@ class NodePower(StrEnum):
     """It is powered down; Slurm wakes it for a job by itself."""
     WAKING = "waking"
     """It is powering up and does not run jobs yet."""
-
-
-NODE_STATES = frame_kind(
-    "node states",
-    ("name", "str", "Node name"),
-    ("partitions", "category", "Its partitions, by commas"),
-    ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
-    ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
-    ("power", "category", "A NodePower; missing: it is down, or does not answer"),
-    ("excluded_reason", "category", "Why Helios must not change its power, for a person; missing: it may"),
-    ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
-    ("rack", "category", "Rack or leaf switch; missing: unknown"),
-    ("cpus", "float64", "CPUs"),
-    ("cpus_held", "float64", "CPUs held by jobs"),
-    ("gpus", "int32", "GPUs"),
-    ("gpus_held", "float64", "GPUs held by jobs, parts of one included"),
-    ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
-    ("memory_mib", "float64", "Memory, MiB"),
-    ("weight", "float64", "Slurm's weight: lowest is filled first"),
-    ("features", "category", "Active features, by commas; missing: none"),
-    ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
-    ("reason", "str", "Reason an admin or Slurm gave for its state"),
-)
 
 
 def node_pools(nodes: pd.DataFrame) -> pd.Series[Any]:

@@ -17,24 +17,6 @@ import pandas as pd
 
 from helios.model.frames import TIME, frame_kind
 
-
-class Mode(StrEnum):
-    """How far a service may go."""
-
-    OFF = "off"
-    SHADOW = "shadow"
-    CANARY = "canary"
-    ACTIVE = "active"
-
-
-class AuditStep(StrEnum):
-    """What was decided about the active model of a cluster."""
-
-    PROMOTED = "promoted"
-    KEPT = "kept"
-    ROLLED_BACK = "rolled back"
-
-
 PROMOTIONS = frame_kind(
     "promotions",
     ("promoted_at", TIME, "When it was decided"),
@@ -89,7 +71,7 @@ APPLIED_NODE_CHANGES = frame_kind(
 NODE_TALLIES = frame_kind(
     "node tallies",
     ("taken_at", TIME, "When the nodes were looked at"),
-    ("pool", "category", "Nodes that can stand in for each other; see helios.model.pools"),
+    ("pool", "category", "Nodes that can stand in for each other; see helios.model.node_pools"),
     ("total", "int32", "Nodes in service: not down, not drained"),
     ("busy", "int32", "Nodes that hold a job"),
     ("asleep", "int32", "Nodes asleep"),
@@ -130,27 +112,6 @@ COVERAGE = frame_kind(
     ("ended_at", TIME, "End of the stretch"),
     ("read_at", TIME, "When its last part was read"),
 )
-
-
-class JobState(StrEnum):
-    """Slurm's base job states, as ``sacct`` prints them (slurm.h ``enum job_states``)."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    SUSPENDED = "SUSPENDED"
-    COMPLETED = "COMPLETED"
-    CANCELLED = "CANCELLED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    NODE_FAIL = "NODE_FAIL"
-    PREEMPTED = "PREEMPTED"
-    BOOT_FAIL = "BOOT_FAIL"
-    DEADLINE = "DEADLINE"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    REQUEUED = "REQUEUED"
-    RESIZING = "RESIZING"
-    REVOKED = "REVOKED"
-
 
 JOBS = frame_kind(
     "jobs",
@@ -228,6 +189,58 @@ PREDICTIONS = frame_kind(
     ("source", "category", "Model id, or the fallback that was used"),
 )
 
+_ID_FORMS = re.compile(r"(?P<leader>\d+)(?:_(?P<task>\d+)|\+(?P<offset>\d{1,9}))", re.ASCII)
+
+SIZES = ("nodes", "cpus", "gpus")
+
+LONGEST_NAME = 128
+"""Letters of a name that are read. Time grows with their square, and a user may submit any name."""
+
+# Ids of a run: UUIDs, and long hexadecimal numbers with at least one digit, so that words are kept.
+_RUN_ID = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![a-z0-9])(?=[a-f]*[0-9])[0-9a-f]{7,}(?![a-z0-9])"
+)
+_MAY_HOLD_RUN_ID = re.compile(r"[0-9a-f]{7}")  # checked first, since most names have none and it is ten times as fast
+_NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
+_EXTENSION = re.compile(r"\.[a-z]{1,6}$")
+
+
+class Mode(StrEnum):
+    """How far a service may go."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    ACTIVE = "active"
+
+
+class AuditStep(StrEnum):
+    """What was decided about the active model of a cluster."""
+
+    PROMOTED = "promoted"
+    KEPT = "kept"
+    ROLLED_BACK = "rolled back"
+
+
+class JobState(StrEnum):
+    """Slurm's base job states, as ``sacct`` prints them (slurm.h ``enum job_states``)."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    REQUEUED = "REQUEUED"
+    RESIZING = "RESIZING"
+    REVOKED = "REVOKED"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -297,9 +310,6 @@ class ModelRecord:
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 
 
-_ID_FORMS = re.compile(r"(?P<leader>\d+)(?:_(?P<task>\d+)|\+(?P<offset>\d{1,9}))", re.ASCII)
-
-
 def columns_of_id(text: str) -> dict[str, str | float]:
     """Return the columns that an id names besides ``job_id``.
 
@@ -312,9 +322,6 @@ def columns_of_id(text: str) -> dict[str, str | float]:
     if found["task"]:
         return {"array_job_id": found["leader"], "array_task_id": found["task"]}
     return {"het_job_id": found["leader"], "het_job_offset": float(found["offset"])}
-
-
-SIZES = ("nodes", "cpus", "gpus")
 
 
 def with_sizes_requested(jobs: pd.DataFrame) -> pd.DataFrame:
@@ -343,18 +350,6 @@ def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
     )
     position = keys.sort_values(list(keys.columns), kind="stable").index.to_numpy()
     return jobs.iloc[position].reset_index(drop=True)
-
-
-LONGEST_NAME = 128
-"""Letters of a name that are read. Time grows with their square, and a user may submit any name."""
-
-# Ids of a run: UUIDs, and long hexadecimal numbers with at least one digit, so that words are kept.
-_RUN_ID = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![a-z0-9])(?=[a-f]*[0-9])[0-9a-f]{7,}(?![a-z0-9])"
-)
-_MAY_HOLD_RUN_ID = re.compile(r"[0-9a-f]{7}")  # checked first, since most names have none and it is ten times as fast
-_NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
-_EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
 @lru_cache(maxsize=65_536)

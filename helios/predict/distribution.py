@@ -81,6 +81,9 @@ GRID_WIDTH = 64
 """Length of a row of grid features, a multiple of a vector register. Entries from ``GRID`` on are NaN."""
 _FIXED_TIMES = np.linspace(0.7, LONGEST, N_FIXED)
 
+DENSE = 0.3
+"""Half width, in log time, of the densest window, whose middle is ``typical``."""
+
 
 @inline_jit
 def _uniform(seed: int) -> float:
@@ -296,10 +299,6 @@ def pool_violators(values: Any, weights: Any) -> None:
         for _ in range(int(weights[block])):
             i -= 1
             values[i] = value
-
-
-DENSE = 0.3
-"""Half width, in log time, of the densest window, whose middle is ``typical``."""
 
 
 @inline_jit

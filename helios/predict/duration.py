@@ -6,6 +6,9 @@ distribution of past runs is used (:mod:`helios.predict.past_runs`).
 
 Whether training helps is measured on held-back jobs. The same kind of model is trained on an earlier part of the
 history (the backtest), and the later jobs show which of the two predicts better. They also calibrate the intervals.
+
+Trees are trained here or on other machines. The input is arrays and the output LightGBM's own text, so that a model
+does not depend on where it was trained.
 """
 
 from __future__ import annotations
@@ -31,9 +34,6 @@ from helios.predict.scores import pinball_losses, resampling_units, without_repe
 from helios.predict.timeline import NO_TAIL, Calibration, Model, Pairs, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 
-# Training of the trees, here or on other machines. The input is arrays and the output LightGBM's own text, so that a
-# model does not depend on where it was trained.
-
 ROUNDS = 120
 PARAMETERS = {
     "objective": "binary",
@@ -51,6 +51,25 @@ PARAMETERS = {
     "force_row_wise": True,
     "verbose": -1,
 }
+
+FEWEST_JOBS = 200
+MOST_JOBS = 50_000
+"""Most jobs that a model is trained on, the last ones, after bursts are thinned."""
+MOST_PAIRS = 300_000
+"""Most pairs that a model is trained on, drawn from those of its jobs. A backtest has half as many."""
+THINNED_FROM_JOBS = 8_000
+"""Bursts are thinned where there are more jobs than this."""
+
+FEWEST_UNITS = 5
+"""Fewest users, or days where no user is known, of held-back jobs that can show that training helps."""
+SHRINKAGE = "shrinkage"
+"""Name of the predictor without a model, the untrained distribution of past runs."""
+
+TAIL_SHARE, TAIL_POINTS = 0.02, 200
+"""The tail, common to all jobs, begins at the time that this share of runs outlasts. It has at most so many points."""
+# Share of the jobs, the last ones that ended, that are held back to evaluate a model. They are at least those of the
+# last week, for the nightly comparison, but at most half of all.
+HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,24 +117,6 @@ def train_locally(training_set: TrainingSet, *, seed: int, progress: Progress = 
 
     booster = lightgbm.train(PARAMETERS | {"seed": seed}, pairs, ROUNDS, callbacks=[report_round])
     return str(booster.model_to_string())
-
-
-FEWEST_JOBS = 200
-MOST_JOBS = 50_000
-"""Most jobs that a model is trained on, the last ones, after bursts are thinned."""
-MOST_PAIRS = 300_000
-"""Most pairs that a model is trained on, drawn from those of its jobs. A backtest has half as many."""
-THINNED_FROM_JOBS = 8_000
-"""Bursts are thinned where there are more jobs than this."""
-TAIL_SHARE, TAIL_POINTS = 0.02, 200
-"""The tail, common to all jobs, begins at the time that this share of runs outlasts. It has at most so many points."""
-# Share of the jobs, the last ones that ended, that are held back to evaluate a model. They are at least those of the
-# last week, for the nightly comparison, but at most half of all.
-HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
-FEWEST_UNITS = 5
-"""Fewest users, or days where no user is known, of held-back jobs that can show that training helps."""
-SHRINKAGE = "shrinkage"
-"""Name of the predictor without a model, the untrained distribution of past runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

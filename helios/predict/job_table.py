@@ -40,6 +40,37 @@ MOST_LEADERS = 64
 """Number of leaders that a new name is compared with, those of the families of the user that last got a name."""
 NO_FAMILY = -1
 
+_FAILURES = frozenset(
+    {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.TIMEOUT}
+)
+# Columns of ``grouping_columns`` in which the jobs of one group are equal, by level. A new level needs one line here.
+LEVEL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "global": (),
+    "partition": ("partition",),
+    "request": ("size", "limit", "partition"),
+    "account": ("account",),
+    "user": ("user",),
+    "user_limit": ("user", "limit"),
+    "user_any_limit": ("user", "size"),
+    "user_size": ("user", "size", "limit"),
+    "user_family": ("family",),
+    "user_stem": ("user", "stem"),
+    "user_name": ("user", "name", "size"),
+}
+# A job with an unknown value in one of these columns belongs to no group of that column. In other columns, unknown is a
+# value like any other.
+_NEVER_UNKNOWN = ("user", "account", "name", "stem", "family")
+_CATEGORICAL = ("user", "account", "partition")
+_CODES = (*_CATEGORICAL, "name", "stem", "family")
+_NUMERIC = ("gpus", "cpus", "nodes", "time_limit_s", "memory_mib")
+# Columns of a queue that predictions read.
+REQUEST_COLUMNS = (*_CATEGORICAL, "name", *_NUMERIC)
+# Columns of a history that training reads. A model records their digest.
+TRAINING_COLUMNS = (
+    *("submitted_at", *_CATEGORICAL, "qos", "name", *_NUMERIC),
+    *(*(f"{name}_requested" for name in SIZES), "started_at", "ended_at", "run_time_s", "state"),
+)
+
 
 class JobNameFamilies:
     """Families of job names, assigned at the first submission.
@@ -133,38 +164,6 @@ class JobNameFamilies:
         family, self._n_families = self._n_families, self._n_families + 1
         leaders[family] = words
         return family
-
-
-_FAILURES = frozenset(
-    {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.TIMEOUT}
-)
-# Columns of ``grouping_columns`` in which the jobs of one group are equal, by level. A new level needs one line here.
-LEVEL_COLUMNS: dict[str, tuple[str, ...]] = {
-    "global": (),
-    "partition": ("partition",),
-    "request": ("size", "limit", "partition"),
-    "account": ("account",),
-    "user": ("user",),
-    "user_limit": ("user", "limit"),
-    "user_any_limit": ("user", "size"),
-    "user_size": ("user", "size", "limit"),
-    "user_family": ("family",),
-    "user_stem": ("user", "stem"),
-    "user_name": ("user", "name", "size"),
-}
-# A job with an unknown value in one of these columns belongs to no group of that column. In other columns, unknown is a
-# value like any other.
-_NEVER_UNKNOWN = ("user", "account", "name", "stem", "family")
-_CATEGORICAL = ("user", "account", "partition")
-_CODES = (*_CATEGORICAL, "name", "stem", "family")
-_NUMERIC = ("gpus", "cpus", "nodes", "time_limit_s", "memory_mib")
-# Columns of a queue that predictions read.
-REQUEST_COLUMNS = (*_CATEGORICAL, "name", *_NUMERIC)
-# Columns of a history that training reads. A model records their digest.
-TRAINING_COLUMNS = (
-    *("submitted_at", *_CATEGORICAL, "qos", "name", *_NUMERIC),
-    *(*(f"{name}_requested" for name in SIZES), "started_at", "ended_at", "run_time_s", "state"),
-)
 
 
 class NameCodes(NamedTuple):

@@ -39,6 +39,9 @@ RESAMPLES = 200
 """Resamples of the bootstrap. The ends of a 90 % interval are uncertain by a tenth of its width, which is enough."""
 _INTERVAL_PERCENTILES = (5.0, 95.0)
 
+KEPT = 2.0
+"""A burst of n jobs is thinned to this times sqrt(n). 1, 2 and 4 were tried (docs/experiments.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluationSet:
@@ -324,10 +327,6 @@ def _mean_ranks(dense_rank: Any, weight: Any) -> Any:
     counts = np.bincount(dense_rank, weights=weight)
     total = counts.sum()
     return np.cumsum(counts) - counts / 2 - total / 2
-
-
-KEPT = 2.0
-"""A burst of n jobs is thinned to this times sqrt(n). 1, 2 and 4 were tried (docs/experiments.md)."""
 
 
 def without_repeats(

@@ -65,6 +65,11 @@ _TREE_FIELDS = (
     *("is_linear", "shrinkage"),
 )
 
+# LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
+_SPLIT = np.dtype([("feature", np.int32), ("threshold", np.float32), ("missing_left", np.bool_)])
+
+_MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 2, 2, 2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
@@ -229,11 +234,6 @@ def _number(value: str, name: str, *, most: int) -> int:
     if not re.fullmatch(r"[0-9]{1,10}", value) or not int(value) <= most:
         raise ValueError(f"{name} is {value!r:.40}, not a whole number up to {most:,}")
     return int(value)
-
-
-# LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
-_SPLIT = np.dtype([("feature", np.int32), ("threshold", np.float32), ("missing_left", np.bool_)])
-_MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 2, 2, 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,8 @@
-"""Style of all drawings, and the charts of what-ifs and of energy."""
+"""Style of all drawings, and the charts of what-ifs and of energy.
+
+Charts are SVG text: deterministic, without a display, readable in grey and by the colour-blind. Each is drawn for a
+computer's screen and paper, or ``narrow`` for a phone.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,46 @@ COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
 RATIOS = {0.2: "1/5", 5: "5 x"}
 NEAR_RATIOS = {0.5: "half", 2: "twice"}
 POWERS_OF_TEN = {0.001: "1/1000", 0.01: "1/100", 0.1: "1/10", 10: "10 x", 100: "100 x", 1000: "1000 x"}
+
+LINES = (GREY, BLUE, ORANGE, GREEN)
+LINE_ORDER = ("qssf", "service", "fewest_gpus", "fifo", "sjf")
+SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
+STATE_COLOURS = dict(zip(STATES, (GREEN, ORANGE, RED, PURPLE, GREY, PALE), strict=True))
+
+N_STEPS = 300
+DRAIN = 0.15
+"""How far past the last submission time goes on, as a share of the window: the last long jobs end much later."""
+LEAST_WAIT_S = 1.0
+LONGEST_NAME = 24
+
+PANELS = 6
+"""Partitions that are drawn, those in which most is waited for."""
+DOTS = 400
+"""Users that are drawn, those who run most."""
+MOST_POINTS = 600
+"""Points that a curve is drawn through."""
+
+FAR_RIGHT = 10.0
+"""Wake-ups a day above which a name is written to the left of its dot."""
+
+LAYERS = (
+    ("busy", "with a job", BLUE),
+    ("idle", "idle", ORANGE),
+    ("moving", "falling asleep or waking", PURPLE),
+    ("asleep", "asleep", "#cfe3f3"),
+    ("out", "out of service", GREY),
+    ("unknown", "unknown", PALE),
+)
+
+DPI = 130
+
+HEIGHT_IN = 2.7
+
+HALF_BAR_S = 32_400
+
+GAINS, PAYS = "#eaf6f1", "#fdf1e7"
+LABEL_LETTERS, LABEL_LINE_IN = 20, 0.16
+"""Letters in a line of a narrow figure's label, which leave half of it for the axis; height of such a line, in."""
 
 
 @dataclass(slots=True)
@@ -211,24 +255,6 @@ def _pdf(figure: Figure) -> bytes:
 def _use_theme(found: re.Match[str]) -> str:
     what, colour = found.groups()
     return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]
-
-
-# Figures as SVG text: deterministic, without a display, readable in grey and by the colour-blind.
-#
-# Each is drawn for a computer's screen and paper, or ``narrow`` for a phone.
-
-LINES = (GREY, BLUE, ORANGE, GREEN)
-LINE_ORDER = ("qssf", "service", "fewest_gpus", "fifo", "sjf")
-SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
-STATE_COLOURS = dict(zip(STATES, (GREEN, ORANGE, RED, PURPLE, GREY, PALE), strict=True))
-GAINS, PAYS = "#eaf6f1", "#fdf1e7"
-N_STEPS = 300
-DRAIN = 0.15
-"""How far past the last submission time goes on, as a share of the window: the last long jobs end much later."""
-LEAST_WAIT_S = 1.0
-LONGEST_NAME = 24
-LABEL_LETTERS, LABEL_LINE_IN = 20, 0.16
-"""Letters in a line of a narrow figure's label, which leave half of it for the axis; height of such a line, in."""
 
 
 def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
@@ -543,14 +569,6 @@ def _curve_positions(length: int) -> NDArray[np.int64]:
     return np.unique(np.concatenate([np.linspace(0, length - 1, 300).astype(np.int64), tail]))
 
 
-PANELS = 6
-"""Partitions that are drawn, those in which most is waited for."""
-DOTS = 400
-"""Users that are drawn, those who run most."""
-MOST_POINTS = 600
-"""Points that a curve is drawn through."""
-
-
 def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
     """Draw queue and utilisation of each partition.
 
@@ -695,25 +713,6 @@ def _colour(policy: str) -> str:
     if policy == "ces_published" or policy.startswith("max"):
         return ORANGE
     return BLUE if policy.startswith(CES) else INK
-
-
-LAYERS = (
-    ("busy", "with a job", BLUE),
-    ("idle", "idle", ORANGE),
-    ("moving", "falling asleep or waking", PURPLE),
-    ("asleep", "asleep", "#cfe3f3"),
-    ("out", "out of service", GREY),
-    ("unknown", "unknown", PALE),
-)
-
-
-DPI = 130
-
-
-HEIGHT_IN = 2.7
-
-
-HALF_BAR_S = 32_400
 
 
 def nodes_over_time(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:

@@ -19,7 +19,6 @@ from markupsafe import Markup
 from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
-from helios.report.admin.trials import TrialsReport
 from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
@@ -27,20 +26,14 @@ from helios.report.history import Description
 from helios.report.significance import (
     CRITERIA,
     Differences,
-    compare_blocks,
     format_signed,
     has_no_waits,
+    headline,
     propose_scenario,
-    verdict,
 )
 from helios.report.tables import CONTROL_NAMES, best_figures, describe_missing
 from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.units import change, duration, percent
-
-
-def _format_time(at_s: int) -> str:
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
-
 
 _PAGES = Environment(
     loader=PackageLoader("helios.report"),
@@ -49,6 +42,12 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def _format_time(at_s: int) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+
+
 _PAGES.filters.update(
     duration=duration, percent=percent, describe_missing=describe_missing, longer=format_signed, moment=_format_time
 )
@@ -85,7 +84,7 @@ def render_whatif(
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
         result=result,
-        sentences=verdict(result, differences),
+        sentences=headline(result),
         change=change,
         best=best_figures([result.baseline, *result.feasible]),
         sizes=SIZE_CLASSES,
@@ -195,22 +194,6 @@ def render_energy(ledger: EnergyLedger) -> str:
     return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
 
 
-def render_trials(report: TrialsReport) -> str:
-    """Return the page of a report of repeated jobs."""
-    sections = [
-        PageSection(sentences=report.sentences or [report.table.empty]),
-        PageSection(title="Repeated jobs", tables=[report.table], notes=report.table.notes),
-        PageSection(title="The queue replayed", tables=[report.replay_table()], notes=report.replay_notes),
-    ]
-    if not report.replays:
-        sections.pop()
-    subtitle = (
-        "Groups of alike jobs of few GPUs that one user sent within minutes. Lower ends count arrays and equal names, "
-        f"upper ends all bursts of alike jobs. Times on the cluster's own clock ({report.table.timezone})."
-    )
-    return render_sections(report.table.title, subtitle, sections)
-
-
 def render_energy_whatif(result: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
     names, rows = policy_rows(result)
@@ -294,21 +277,17 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
 def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return the table of differences to the baseline.
 
-    None where no job waits, or there is nothing to compare.
+    None without repeats, where no job waits, or where there is nothing to compare.
     """
-    differences_shown = differences if differences is not None else compare_blocks(result)
-    if has_no_waits(result) or not differences_shown.others:
+    if differences is None or has_no_waits(result) or not differences.others:
         return None
+    baseline = differences.baseline
     return {
-        "method": f"{differences_shown.method} {differences_shown.not_covered}",
-        "header": [CRITERIA[name] for name in differences_shown.shown],
-        "baseline": (
-            differences_shown.baseline.label,
-            [duration(differences_shown.baseline.figures[name]) for name in differences_shown.shown],
-        ),
+        "method": f"{differences.method} {differences.not_covered}",
+        "header": [CRITERIA[name] for name in differences.shown],
+        "baseline": (baseline.label, [duration(baseline.figures[name]) for name in differences.shown]),
         "rows": [
-            (other.label, [other.differences[name] for name in differences_shown.shown])
-            for other in differences_shown.others
+            (other.label, [other.differences[name] for name in differences.shown]) for other in differences.others
         ],
     }
 

@@ -24,7 +24,7 @@ from helios.metrics.statistics import rank_correlation
 from helios.model import SIZE_CLASSES, SIZE_HEADS
 from helios.model.frames import plain
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Difference, Differences, explanation, format_signed, headline
+from helios.report.significance import CRITERIA, Difference, Differences, format_signed, headline
 from helios.report.whatif import Run, WhatIf
 from helios.units import bar, change, duration, in_number, percent, sparkline, write_count
 
@@ -46,6 +46,16 @@ GROUP_NAMES = {
     "top_user": "of the busiest user",
 }
 
+_LEGEND = (
+    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are resampled (days, where none is known); by burst: "
+    "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
+    "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
+    "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"
+)
+
+FEWEST_JOBS = 3
+"""Jobs below which a rank correlation means nothing."""
+
 
 def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] = ()) -> Table:
     """Return a table whose columns from ``right_from`` on hold numbers."""
@@ -58,19 +68,16 @@ def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] 
     return table
 
 
-def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
+def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
     """Compare the replays of a what-if.
 
-    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do; then what
-    the one replay shows.
+    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
         the longest wait.
-    differences : Differences, optional
-        How sure the differences are, over repeats. None where they come from the one replay alone.
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
@@ -93,8 +100,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    first_sentences, then = map(escape, headline(result)), map(escape, explanation(result, differences))
-    return Group(*first_sentences, "", caption, "", table, "", *then)
+    return Group(*map(escape, headline(result)), "", caption, "", table)
 
 
 def differences_table(found: Differences) -> RenderableType:
@@ -164,14 +170,6 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
     if answer.get("coverage_p90_by_group"):
         parts += ["", _bound_table(answer)]
     return Group(*parts, "", _LEGEND)
-
-
-_LEGEND = (
-    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are resampled (days, where none is known); by burst: "
-    "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
-    "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
-    "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"
-)
 
 
 def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -357,8 +355,6 @@ def _busiest(description: Description, unit: str) -> RenderableType:
     return plain_table("Busiest users", "Jobs", f"{unit} hours", "Share", rows=rows)
 
 
-FEWEST_JOBS = 3
-"""Jobs below which a rank correlation means nothing."""
 Times = NDArray[np.float64]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
@@ -193,6 +194,8 @@ class WhatIf:
         The verdict on the live order, over draws. None where there is only this one replay.
     live : mapping, optional
         Parts of a replay, as :func:`scenario_label` takes them, that are the site's live setting. None where not asked.
+    capacity : ClusterCapacity, optional
+        Size of the cluster, and how it is known. None where no command asked for it.
     interrupted : bool
         Whether a person stopped it before all replays were made.
     """
@@ -207,6 +210,7 @@ class WhatIf:
     named: JobNames | None = None
     check: OrderCheck | None = None
     live: Mapping[str, Any] | None = None
+    capacity: ClusterCapacity | None = None
     interrupted: bool = False
 
     def is_live(self, run: Run) -> bool:
@@ -276,6 +280,7 @@ class WhatIf:
             "nodes": self.partitions,
             "gpus_per_node": self.gpus_per_node,
             "resource": self.resource,
+            "capacity": None if self.capacity is None else self.capacity.to_json(),
             "from": first.isoformat(),
             "to": last.isoformat(),
             "notes": list(self.notes),

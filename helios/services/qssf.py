@@ -24,7 +24,35 @@ from helios.model import Sizes, Snapshot, is_large
 from helios.ports import HORIZON_S, ChangeRequests, Columns
 from helios.units import count_in_words, gpu_time, rounded_duration
 
-# Queue orders, each one formula, shared by the live service and by replays.
+SHORTEST_GPU_S = 10.0
+"""Service up to which a job has the highest urgency without promotion, ten seconds on one GPU."""
+LONGEST_GPU_S = 1e7
+"""Service from which a job has the lowest urgency, 116 GPU-days. The neutral middle is 2.8 GPU-hours."""
+MOST_URGENT = 0.9
+"""Highest urgency without promotion. The rest of the scale keeps promoted jobs first on a cluster with coarse steps."""
+PROMOTED = 1.0
+NEUTRAL_GPU_S = 1e4
+LEAST_SERVICE = 1e-3
+"""Service below which jobs are equal in the paper's order, GPU seconds."""
+UNKNOWN_LONGEST_S = 86_400.0
+"""Longest wait of the site's own order that is assumed while it is not known, s."""
+TAUS_IN_LEAST = 3.0
+"""Shortest ageing times in ``least_s``: 1 h in 3 h, and less in an experiment that is shorter than life."""
+LONGEST_US = 9e15
+"""Longest finite wait bound, 285 years, as microseconds since 1970 fit into 64 bits."""
+REBASE_S = (10, 60, 600, *(3_600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 24)))
+"""Possible times between two reference moments, s; each divides a day."""
+TAUS_BETWEEN = 4.0
+"""Most ageing times between two reference moments, so that ages fit into the scale of urgencies."""
+PROPORTION = 2.0**-11
+"""Change of urgency if the service grows by the factor e, where there is no grid."""
+_UNBOUNDED = np.datetime64("NaT").view(np.int64)
+
+_NEUTRAL_KEY = float(np.log(NEUTRAL_GPU_S))
+HYSTERESIS = 0.75
+"""Distance in grid steps up to which a job keeps its level; 0.5 would be no hysteresis."""
+
+_SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
 
 
 def shortest_service_first(
@@ -62,8 +90,6 @@ def divide_large_jobs(
 
     return divided
 
-
-# Orders for a live cluster, from the urgencies of a jobwise service.
 
 Rows = NDArray[np.int64]
 
@@ -136,35 +162,6 @@ def _ranked_places(
     )
 
 
-SHORTEST_GPU_S = 10.0
-"""Service up to which a job has the highest urgency without promotion, ten seconds on one GPU."""
-LONGEST_GPU_S = 1e7
-"""Service from which a job has the lowest urgency, 116 GPU-days. The neutral middle is 2.8 GPU-hours."""
-MOST_URGENT = 0.9
-"""Highest urgency without promotion. The rest of the scale keeps promoted jobs first on a cluster with coarse steps."""
-PROMOTED = 1.0
-NEUTRAL_GPU_S = 1e4
-LEAST_SERVICE = 1e-3
-"""Service below which jobs are equal in the paper's order, GPU seconds."""
-UNKNOWN_LONGEST_S = 86_400.0
-"""Longest wait of the site's own order that is assumed while it is not known, s."""
-TAUS_IN_LEAST = 3.0
-"""Shortest ageing times in ``least_s``: 1 h in 3 h, and less in an experiment that is shorter than life."""
-LONGEST_US = 9e15
-"""Longest finite wait bound, 285 years, as microseconds since 1970 fit into 64 bits."""
-REBASE_S = (10, 60, 600, *(3_600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 24)))
-"""Possible times between two reference moments, s; each divides a day."""
-TAUS_BETWEEN = 4.0
-"""Most ageing times between two reference moments, so that ages fit into the scale of urgencies."""
-PROPORTION = 2.0**-11
-"""Change of urgency if the service grows by the factor e, where there is no grid."""
-_UNBOUNDED = np.datetime64("NaT").view(np.int64)
-_SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
-_NEUTRAL_KEY = float(np.log(NEUTRAL_GPU_S))
-HYSTERESIS = 0.75
-"""Distance in grid steps up to which a job keeps its level; 0.5 would be no hysteresis."""
-
-
 class OrderRule(StrEnum):
     """Queue order of the jobs that are not promoted."""
 
@@ -217,7 +214,7 @@ class QssfOptions:
         _require(self.every_s > 0, "every_s must be positive")
         _require(
             self.order in [*OrderRule],
-            f"order must be one of {', '.join(OrderRule)}; balanced was replaced by qssf, which ages",
+            f"order must be one of {', '.join(OrderRule)}",
         )
         _require(0 < self.wait_share < np.inf, "wait_share must be finite and positive")
         _require(0 <= self.bound_share < np.inf, "bound_share must be finite and not negative")

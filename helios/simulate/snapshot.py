@@ -1,6 +1,9 @@
 """Snapshots of a simulated cluster, made from the tables of a replay.
 
 Frames of running jobs and of nodes are made when they are first read, since few services read them.
+
+A replay reads its queue thousands of times. So values that no event changes are taken by position from columns that
+are made once, and frames are made of whole columns of the declared types, as pandas infers types slowly.
 """
 
 from __future__ import annotations
@@ -31,9 +34,6 @@ from helios.model import (
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
 
-# A replay reads its queue thousands of times. So values that no event changes are taken by position from columns that
-# are made once, and frames are made of whole columns of the declared types, as pandas infers types slowly.
-
 BASE_PRIORITY = 100_000.0
 """Priority of a job without urgency. An urgency adds the same as Slurm's SiteFactor."""
 EXACT_STEPS = 99
@@ -42,6 +42,13 @@ EXACT_STEPS = 99
 _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
 
 Jobs = NDArray[np.int64]
+
+_RUN_TIMES = tuple(RUN_TIME._asdict().items())
+
+_OF_A_RUN = ("state", "started_at", "node_list")
+
+_LAZY = ("pending", "running", "nodes")
+"""Frames of a snapshot that are made when they are first read."""
 
 
 class Coded(NamedTuple):
@@ -193,9 +200,6 @@ def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns
     }
 
 
-_RUN_TIMES = tuple(RUN_TIME._asdict().items())
-
-
 def _typed_array(column: pd.Series[Any]) -> Any:
     """Return the array of a column, with text as Python strings.
 
@@ -310,9 +314,6 @@ def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     return QUEUE.conform(frame.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
 
 
-_OF_A_RUN = ("state", "started_at", "node_list")
-
-
 def as_times(seconds: NDArray[np.int64]) -> NDArray[np.datetime64]:
     """Return times given in s since the epoch."""
     return (seconds * 1_000_000).view("datetime64[us]")
@@ -323,13 +324,8 @@ def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(as_times(seconds)).tz_localize("UTC")
 
 
-# Lazy snapshots: their frames are made when they are first read.
-
 Frames = dict[str, MomentRows]
 """Rows of ``running`` and of ``nodes``."""
-
-_LAZY = ("pending", "running", "nodes")
-"""Frames of a snapshot that are made when they are first read."""
 
 
 class QueueColumns:

@@ -55,6 +55,14 @@ _EVENT = re.compile(r"^([^|\n]*)\|(\d{1,10})\|(\d{1,10}|Unknown|None|)\|([A-Z][^
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
+USAGE_FIELDS = "JobIDRaw,User,Partition,State,ElapsedRaw,AllocTRES,TotalCPU,NTasks,MaxRSS,TRESUsageInTot,JobName"
+"""Fields that are read. The name is the last, since only it may hold a delimiter."""
+USAGE_COLUMNS = ("job_id", "user", "partition", "name", "state", "run_time_s", "nodes", "gpus", "cpus", "memory_mib")
+USED = ("cpu_s", "used_memory_mib", "gpu_percent")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)", re.ASCII)
+_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
+_MIB = 1024**2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
@@ -251,16 +259,6 @@ def _events(printed: str) -> pd.DataFrame:
 
 # What jobs used, as sacct prints it. A site records it if it sets ``JobAcctGatherType``, and use of GPUs if
 # ``AccountingStorageTRES`` names ``gres/gpuutil``.
-
-USAGE_FIELDS = "JobIDRaw,User,Partition,State,ElapsedRaw,AllocTRES,TotalCPU,NTasks,MaxRSS,TRESUsageInTot,JobName"
-"""Fields that are read. The name is the last, since only it may hold a delimiter."""
-USAGE_COLUMNS = ("job_id", "user", "partition", "name", "state", "run_time_s", "nodes", "gpus", "cpus", "memory_mib")
-USED = ("cpu_s", "used_memory_mib", "gpu_percent")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)", re.ASCII)
-_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
-_MIB = 1024**2
-
-
 def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
     """Return what each ended job had and used.
 

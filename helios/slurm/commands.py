@@ -40,6 +40,11 @@ _FREE_TEXT = re.compile(r" (?:Comment|Extra|Reason|OS)=.*?(?= [A-Z]\w+=|$)", re.
 
 UNANSWERED = "scontrol ended before it came to this change: not known whether it was made"
 
+_SPRIO_FIELDS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
+"""Job, priority and site factor, then age, association, fair share, job size, partition, QOS, nice and TRES."""
+_ROUNDING = 10
+"""Largest priority that may be the sum of factors that are each printed as 0."""
+
 
 class CommandsBackend(Backend):
     """``Backend`` over ``squeue`` and ``scontrol``.
@@ -389,13 +394,6 @@ def _node_fields(record: str) -> Iterator[tuple[str, str]]:
 # ``sprio`` lists pending jobs that are eligible: not held, no begin time ahead, no dependency left. A job whose
 # priority was set directly (``Priority=``) is listed with that priority and all factors 0, whatever they are (seen on
 # 22.05.8). A direct priority is recognised by that, and the site factor of such a job cannot be read.
-
-_SPRIO_FIELDS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
-"""Job, priority and site factor, then age, association, fair share, job size, partition, QOS, nice and TRES."""
-_ROUNDING = 10
-"""Largest priority that may be the sum of factors that are each printed as 0."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFactor:
     """Site factor of one job, as ``sprio`` prints it.

@@ -19,6 +19,8 @@ from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
+_NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -148,9 +150,6 @@ def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping
     return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
 
 
-# The scheduling rules of a running cluster.
-
-
 def live_site(shell: Shell) -> SlurmSite:
     """Return the scheduling rules of the running cluster.
 
@@ -182,11 +181,6 @@ def live_site(shell: Shell) -> SlurmSite:
         sacctmgr_assoc=text_if_any("sshare", "--all", "--long", "--parsable2"),
         sinfo=machines,
     )
-
-
-# Names of a running cluster's partitions.
-
-_NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
 
 
 def partition_names(shell: Shell) -> tuple[str, ...]:

@@ -71,6 +71,13 @@ _LAST_S = int(datetime.max.replace(tzinfo=UTC).timestamp())
 
 Key = tuple[str | None, str | None, int | None, int | None]
 
+_KINDS = {
+    (True, True, True, True),
+    (True, True, True, False),
+    (True, True, False, False),
+    (False, True, True, False),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookRow:
@@ -120,14 +127,6 @@ class HookRow:
     def key(self) -> Key:
         """The kind of jobs that the row is for."""
         return (self.user, self.partition, self.gpus, self.limit_min)
-
-
-_KINDS = {
-    (True, True, True, True),
-    (True, True, True, False),
-    (True, True, False, False),
-    (False, True, True, False),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,19 @@ FEWEST_MISSING = 5
 FEWEST_UNLISTED = 2
 """Fewest jobs of that share which sprio alone names: one may be submitted in between."""
 
-# One reading of the queue, from which every change is decided.
+UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
+OTHERS = "something else stands, neither that nor what was there before: somebody wrote at the same moment"
+BLIND = "0 was written on demand where Slurm hides the value"
+
+MOST_IN_BLOCK = 32
+"""Most jobs written after one more look at them.
+
+Slurm has no compare-and-set: what somebody writes between that look and the write is lost. A look takes 5 to 20 ms, and
+each of four scontrol writes 8 jobs in about 25 ms (22.05.8); twice as many jobs cost a third of the time less in all.
+"""
+SPENT = "the writes of this cycle are spent"
+UNASKED = "nobody asked for it: it changed while its array was written"
+OVERRULED = "a later action of the same call asks otherwise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +148,6 @@ def has_soft_limits(configuration: Mapping[str, str]) -> bool:
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
 
 
-# Decisions about the changes that actions request, made from one reading of the queue.
-
-UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
-OTHERS = "something else stands, neither that nor what was there before: somebody wrote at the same moment"
-BLIND = "0 was written on demand where Slurm hides the value"
-
-
 def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
@@ -177,17 +182,6 @@ def size(change: SettingChange[int], reading: QueueReading, *, most: int) -> flo
         return abs(change.wanted - before) / most
     limit = translate.to_minutes(reading.jobs[change.job_id]["time_limit_s"])
     return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
-
-
-MOST_IN_BLOCK = 32
-"""Most jobs written after one more look at them.
-
-Slurm has no compare-and-set: what somebody writes between that look and the write is lost. A look takes 5 to 20 ms, and
-each of four scontrol writes 8 jobs in about 25 ms (22.05.8); twice as many jobs cost a third of the time less in all.
-"""
-SPENT = "the writes of this cycle are spent"
-UNASKED = "nobody asked for it: it changed while its array was written"
-OVERRULED = "a later action of the same call asks otherwise"
 
 
 def now() -> datetime:

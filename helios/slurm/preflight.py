@@ -38,6 +38,12 @@ _GPU_TRES = {"gres/gpu": "GPUs", "gres/shard": "shards", "gres/mps": "MPS shares
 _ALWAYS_TRACKED = frozenset({"", "(null)", "billing", "cpu", "energy", "fs/disk", "mem", "node", "pages", "vmem"})
 """What Slurm tracks without being told, and prints in ``scontrol show config`` (22.05.8)."""
 
+PROBE = "helios-probe"
+"""A node that does not exist. Slurm checks the user's rights before it looks up the node (22.05.8, 26.05.5)."""
+_DAY_S = 86_400.0
+_LEAST_BATCH_START_S = 60.0
+"""Slurm's power saving guide recommends more than the default of 10 s where nodes boot. A minute is a guess."""
+
 
 class FindingLevel(StrEnum):
     """How serious a finding is."""
@@ -350,17 +356,6 @@ def controllers_time(shell: Shell) -> datetime:
     if found is None:
         raise HeliosError("sdiag does not say what time it is at the controller.")
     return datetime.fromtimestamp(int(found[1]), UTC)
-
-
-# Further checks for ``helios doctor`` where a service acts on nodes.
-#
-# Only one of them writes anything, and that to a node that does not exist.
-
-PROBE = "helios-probe"
-"""A node that does not exist. Slurm checks the user's rights before it looks up the node (22.05.8, 26.05.5)."""
-_DAY_S = 86_400.0
-_LEAST_BATCH_START_S = 60.0
-"""Slurm's power saving guide recommends more than the default of 10 s where nodes boot. A minute is a guess."""
 
 
 def power_checks(mechanism: str) -> tuple[Check, ...]:

@@ -39,6 +39,16 @@ _LONGEST_TAIL = 500
 _EXIT_WAIT_S = 2.0
 """How long a worker may take to end by itself."""
 
+SOURCE = "the pyslurm worker"
+WORKER = Path(__file__).with_name("pyslurm_worker.py")
+NOT_KNOWN = "not known whether it was changed"
+NOT_SENT = "not sent"
+
+_WRITES = ("change", "change_nodes")
+_LONGEST_PAUSE_S = 60.0
+_DEATHS_PER_CALL = 3
+"""Deaths in one call after which the remaining requests are not sent, since the fault is not that of one job."""
+
 
 class WorkerLost(ClusterUnavailable):
     """The worker ended, or was killed after its time limit.
@@ -208,17 +218,6 @@ class Worker:
     def _error_output(self) -> str:
         text = " ".join(self._stderr_tail.decode("utf-8", "replace").split())
         return f"; it said: {text}" if text else ""
-
-
-SOURCE = "the pyslurm worker"
-WORKER = Path(__file__).with_name("pyslurm_worker.py")
-NOT_KNOWN = "not known whether it was changed"
-NOT_SENT = "not sent"
-
-_WRITES = ("change", "change_nodes")
-_LONGEST_PAUSE_S = 60.0
-_DEATHS_PER_CALL = 3
-"""Deaths in one call after which the remaining requests are not sent, since the fault is not that of one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,16 @@ BASE_STATE = {
 
 _GRES = re.compile(r"(?:gres[/:])?(?P<name>gpu|shard|mps)(?::(?P<kind>.+))?")
 
+_NAMED_OTHERWISE = {
+    "BOOT_TIME": "slurmctld_boot_time",
+    "SLURM_CONF": "slurm_conf_path",
+    "SLURM_VERSION": "version",
+    "SuspendExcNodes": "suspend_exclude_nodes",
+    "SuspendExcParts": "suspend_exclude_partitions",
+    "SuspendExcStates": "suspend_exclude_states",
+}
+"""Keys whose attribute in pyslurm is not the key in snake case."""
+
 
 @cache
 def account_name(look_up: Callable[[int], Any], number: int | None) -> str | None:
@@ -335,15 +345,6 @@ _WRITERS: dict[Callable[[Any], str], str] = {
     _as_flags: "PriorityFlags",
 }
 """Keys of ``scontrol show config`` that Helios may ask for, by their output format. Times are in s since the epoch."""
-_NAMED_OTHERWISE = {
-    "BOOT_TIME": "slurmctld_boot_time",
-    "SLURM_CONF": "slurm_conf_path",
-    "SLURM_VERSION": "version",
-    "SuspendExcNodes": "suspend_exclude_nodes",
-    "SuspendExcParts": "suspend_exclude_partitions",
-    "SuspendExcStates": "suspend_exclude_states",
-}
-"""Keys whose attribute in pyslurm is not the key in snake case."""
 SETTINGS = {
     key: (_NAMED_OTHERWISE.get(key) or re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower(), write)
     for write, keys in _WRITERS.items()

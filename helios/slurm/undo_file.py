@@ -25,17 +25,31 @@ from pathlib import Path
 
 from helios.actions import JobSetting
 from helios.errors import FileUnreadable, HeliosError
+from helios.lines_file import LinesFile
 from helios.private_files import atomic_write, fsync_directory, give_to_folder_owner, make_folder
 from helios.slurm import parse
 from helios.slurm.backend import RawJob
 from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
 
 UNDO_FILE = "nodes.undo"
-"""Its name within ``[control] state_folder``."""
+"""Name of the undo file within ``[control] state_folder``."""
 _LOOK = "Look at it; helios-release.sh uses the lines that it knows."
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
 _WEIGHT = re.compile(r"[0-9]{1,10}", re.ASCII)
 _LIST = re.compile(r"[\w.,:\[\]-]+|\(null\)", re.ASCII)
+
+JOBS_FILE = "jobs.undo"
+"""Name of the undo file within ``[control] state_folder``."""
+MODE = 0o640
+"""Readable for the service's user and its group; ``helios-release.sh`` reads it as root or as that user."""
+_WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
+_SETTING = {word: setting for setting, word in _WORD.items()}
+_LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
+_SLACK = 1000
+"""Number of outdated lines after which the file is rewritten."""
+_NO_SUBMISSIONS: Collection[int] = frozenset()
+_MOST_VALUES = 16
+"""Values kept for each job, as only the latest can still be set on it or come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +146,6 @@ def _parse(text: str) -> NodesUndo | None:
                 return None
     return NodesUndo(asleep=tuple(asleep), weights=weights, keep_awake=keep_awake)
 
-
-JOBS_FILE = "jobs.undo"
-"""Its name within ``[control] state_folder``."""
-MODE = 0o640
-"""Readable for the service's user and its group; ``helios-release.sh`` reads it as root or as that user."""
-_WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
-_SETTING = {word: setting for setting, word in _WORD.items()}
-_LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
-_SLACK = 1000
-"""Number of outdated lines after which the file is rewritten."""
-_NO_SUBMISSIONS: Collection[int] = frozenset()
-_MOST_VALUES = 16
-"""Values kept for each job, as only the latest can still be set on it or come back."""
 
 _Job = tuple[str, int]
 """Job number and submission, s since the epoch. Slurm reuses numbers, and a requeue is a new submission (22.05.8)."""
@@ -361,17 +362,13 @@ def _file_state(path: Path | None) -> object:
 def _append(path: Path, text: str) -> None:
     make_folder(path.parent)
     is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         if is_new:
             give_to_folder_owner(handle, path)
-        size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
-            text = f"\n{text}"  # a crash cut the previous line short
-        data = text.encode("ascii")
-        while data:
-            data = data[os.write(handle, data) :]
-        os.fsync(handle)
+        file = LinesFile(handle)
+        file.skip()
+        file.append(text.encode("ascii"))
     finally:
         os.close(handle)
     if is_new:

@@ -59,6 +59,23 @@ WEEK = 7 * 86_400 // STEP_S
 NODE_ACTIONS = PowerDown | PowerUp | KeepAwake | RevertNodes
 Make = Callable[[], Service]
 
+CLOCK_FUNCTIONS = frozenset(
+    {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"}
+)
+CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
+CLOCK_NAMES = frozenset({"now", "utcnow", "today"})
+OUTSIDE_MODULES = {
+    "io": "the disk",
+    "_io": "the disk",
+    "posix": "the operating system",
+    "nt": "the operating system",
+    "_socket": "the network",
+    "_posixsubprocess": "another program",
+}
+HARMLESS_FUNCTIONS = frozenset({"fspath", "text_encoding"})
+_RANDOM_GENERATOR: Any = getattr(random.random, "__self__", None)
+"""Generator behind ``random.random`` and similar functions. A service may use a seeded one of its own."""
+
 
 def check_service(service: type[Any] | Service) -> None:
     """Check that a service keeps the contract of ``Service``.
@@ -252,9 +269,6 @@ def _named_nodes(action: NodeAction) -> Iterable[str]:
     return [node for node, _ in action.own if node]
 
 
-# Snapshots that a service is called with.
-
-
 def situations() -> Iterator[tuple[str, Snapshot]]:
     """Yield the snapshots that ``check_service`` tries, each with a title."""
     yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
@@ -423,26 +437,6 @@ def _many_nodes(count: int) -> Snapshot:
     use = a_use({"gpu": count // 3}, nodes=count)
     snapshot = a_snapshot(power=power_settings(), use=use)
     return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
-
-
-# Calls to the clock, random numbers, files and the network.
-
-CLOCK_FUNCTIONS = frozenset(
-    {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"}
-)
-CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
-CLOCK_NAMES = frozenset({"now", "utcnow", "today"})
-OUTSIDE_MODULES = {
-    "io": "the disk",
-    "_io": "the disk",
-    "posix": "the operating system",
-    "nt": "the operating system",
-    "_socket": "the network",
-    "_posixsubprocess": "another program",
-}
-HARMLESS_FUNCTIONS = frozenset({"fspath", "text_encoding"})
-_RANDOM_GENERATOR: Any = getattr(random.random, "__self__", None)
-"""Generator behind ``random.random`` and similar functions. A service may use a seeded one of its own."""
 
 
 @contextmanager

@@ -62,6 +62,32 @@ _NODES_PRIVILEGES: Mapping[str, str] = {
     "modes": "INSERT",
 }
 
+# How long a statement waits for another writer before it gives up. A load of 10^6 jobs takes about 10 s.
+BUSY_TIMEOUT_S = 30
+# Larger pages hold more of the wide job rows: 344,000 rows/s are loaded, and 307,000 with SQLite's default of 4,096.
+PAGE_BYTES = 16_384
+# Number of PostgreSQL's advisory lock, "helios" in ASCII.
+_ALONE_LOCK = int.from_bytes(b"helios")
+_FORMS = "Give sqlite:///PATH or postgresql://USER@HOST/DATABASE as database.url or HELIOS_DATABASE_URL."
+_SECRETS = ("password", "sslpassword", "passfile")
+
+_BUSY = "Another process is writing to it. Wait until it is done, then try again."
+# Hints by a part of the driver's message.
+_HINTS = {
+    "locked": _BUSY,
+    "lock timeout": _BUSY,
+    "not a database": "The file is something else. Name another file in database.url or HELIOS_DATABASE_URL.",
+    "malformed": "The file is damaged. Restore it from a copy, or load the traces into a new one.",
+    "readonly": "Make the file and its folder writable, or name another in database.url or HELIOS_DATABASE_URL.",
+    "unable to open": "Check that the folder exists and is writable, or name another in HELIOS_DATABASE_URL.",
+    "permission denied": "Check that you may write there, or name another place in HELIOS_DATABASE_URL.",
+    "disk": "Free some space on that disk; nothing was written.",
+    "no such table": "Bring the schema up to date: helios db upgrade",
+    "does not exist": "Check the name in database.url; if the schema is behind: helios db upgrade",
+    "already exists": "The database holds tables of another program. Name an empty one in HELIOS_DATABASE_URL.",
+    "authentication": "Check user and password in database.url or HELIOS_DATABASE_URL.",
+}
+
 
 def grant_privileges(
     engine: sa.Engine,
@@ -183,16 +209,6 @@ def _row_policy(table: str, name: str, role: str, condition: str) -> str:
 def _sql_texts(values: Collection[str]) -> str:
     quoted = ["'" + value.replace("'", "''") + "'" for value in values]
     return ", ".join(quoted) or "''"
-
-
-# How long a statement waits for another writer before it gives up. A load of 10^6 jobs takes about 10 s.
-BUSY_TIMEOUT_S = 30
-# Larger pages hold more of the wide job rows: 344,000 rows/s are loaded, and 307,000 with SQLite's default of 4,096.
-PAGE_BYTES = 16_384
-# Number of PostgreSQL's advisory lock, "helios" in ASCII.
-_ALONE_LOCK = int.from_bytes(b"helios")
-_FORMS = "Give sqlite:///PATH or postgresql://USER@HOST/DATABASE as database.url or HELIOS_DATABASE_URL."
-_SECRETS = ("password", "sslpassword", "passfile")
 
 
 @lru_cache(maxsize=8)
@@ -472,21 +488,3 @@ def _redact(text: str, url: sa.URL) -> str:
         if isinstance(secret, str) and secret:
             text = text.replace(secret, "***")
     return text
-
-
-_BUSY = "Another process is writing to it. Wait until it is done, then try again."
-# Hints by a part of the driver's message.
-_HINTS = {
-    "locked": _BUSY,
-    "lock timeout": _BUSY,
-    "not a database": "The file is something else. Name another file in database.url or HELIOS_DATABASE_URL.",
-    "malformed": "The file is damaged. Restore it from a copy, or load the traces into a new one.",
-    "readonly": "Make the file and its folder writable, or name another in database.url or HELIOS_DATABASE_URL.",
-    "unable to open": "Check that the folder exists and is writable, or name another in HELIOS_DATABASE_URL.",
-    "permission denied": "Check that you may write there, or name another place in HELIOS_DATABASE_URL.",
-    "disk": "Free some space on that disk; nothing was written.",
-    "no such table": "Bring the schema up to date: helios db upgrade",
-    "does not exist": "Check the name in database.url; if the schema is behind: helios db upgrade",
-    "already exists": "The database holds tables of another program. Name an empty one in HELIOS_DATABASE_URL.",
-    "authentication": "Check user and password in database.url or HELIOS_DATABASE_URL.",
-}

@@ -19,13 +19,16 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from helios.model import INTERRUPTED, LONGEST_EPILOG_US, NEVER_US, number_runs
-from helios.warehouse.bulk import CHUNK, Bulk, StringTable
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.columns import CHUNK, StringTable
 from helios.warehouse.schema import jobs, requeues
 
 _KEY = ["job_id", "submitted_at", "restart"]
 _RECORD_TYPES = {"job_id": pa.string(), "submitted_at": pa.int64()}
 _RECORD = list(_RECORD_TYPES)
 _COLUMNS = (*_KEY, "started_at", "ended_at", "state", "user")
+
+_MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +187,6 @@ class RunNumbers:
         listed = {name: pa.array(stored[name].tolist(), kind) for name, kind in _RECORD_TYPES.items()}
         rows = pa.table({"cluster_id": pa.array([self._cluster_id] * len(stored), pa.int64()), **listed})
         self._bulk.insert(self._connection, requeues, rows)
-
-
-_MISSING = {"started_at": NEVER_US, "ended_at": NEVER_US, "state": -1, "user": -1}
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:

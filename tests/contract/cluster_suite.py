@@ -143,7 +143,7 @@ class ClusterContract:
         outcomes = world.cluster.apply([Revert(reason="stop", job_ids=("999999",))])
         assert {outcome.result for outcome in outcomes} == {Result.GONE}
 
-    def test_an_overridden_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
+    def test_a_site_factor_of_an_admin_is_refused_and_survives_a_restore(self, world: World) -> None:
         job_id = world.free()[0]
         able(world.set_site_factor)(job_id, 500)
         before = world.of(job_id)["priority"]
@@ -215,7 +215,7 @@ class ClusterContract:
         assert pd.isna(world.of(job_id)["soft_limit_s"])
         assert of_job(world.cluster.apply([Revert(reason="stop", hidden=True)]), job_id) == []
 
-    def test_a_soft_limit_of_a_job_whose_site_factor_is_hidden_is_taken_back(self, world: World) -> None:
+    def test_a_soft_limit_beside_a_hidden_site_factor_is_taken_back(self, world: World) -> None:
         job_id = world.free()[0]
         (limit,) = world.cluster.apply([soft(job_id)])
         if limit.result is Result.REFUSED:

@@ -12,7 +12,7 @@ from helios.slurm.jobs import SlurmCluster
 from helios.testing import FakeCluster
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.unit.simulate.builders import a_sim_cluster
-from tests.unit.simulate.slurmlike.doors import a_busy_door
+from tests.unit.simulate.slurm.doors import a_busy_door
 from tests.unit.slurm.recorded import recorded
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 

@@ -161,7 +161,7 @@ def ready(fresh: Callable[[], str], scenario: Scenario) -> str:
 @pytest.mark.parametrize("some", HOW_MANY)
 @pytest.mark.parametrize("named", SCENARIOS)
 @pytest.mark.parametrize("fresh", KINDS, indirect=True)
-def test_a_statement_that_fails_leaves_nothing_half_and_it_can_be_done_again(
+def test_a_failed_statement_leaves_nothing_half_done_and_can_be_repeated(
     fresh: Callable[[], str], named: str, some: int
 ) -> None:
     scenario = SCENARIOS[named]
@@ -181,9 +181,7 @@ def test_a_statement_that_fails_leaves_nothing_half_and_it_can_be_done_again(
 
 @pytest.mark.parametrize("some", HOW_MANY)
 @pytest.mark.parametrize("named", SCENARIOS)
-def test_a_death_at_any_statement_leaves_all_or_nothing_and_it_can_be_done_again(
-    tmp_path: Path, named: str, some: int
-) -> None:
+def test_a_death_at_any_statement_leaves_all_or_nothing(tmp_path: Path, named: str, some: int) -> None:
     scenario, folder = SCENARIOS[named], tmp_path / "there"
     folder.mkdir()
     url = f"sqlite:///{folder / 'helios.db'}"

@@ -113,9 +113,7 @@ def test_each_role_does_the_business_of_its_domain_and_not_the_others(granted: d
 
 
 @pytest.mark.parametrize(("role", "domain"), [("jobs", Domain.NODES), ("nodes", Domain.JOBS)])
-def test_what_stands_of_an_domain_is_written_by_its_own_role_alone(
-    granted: dict[str, str], role: str, domain: Domain
-) -> None:
+def test_state_of_a_domain_is_written_by_its_own_role_alone(granted: dict[str, str], role: str, domain: Domain) -> None:
     kinds = {Domain.JOBS: APPLIED_CHANGES, Domain.NODES: APPLIED_NODE_CHANGES}
     own = Domain.JOBS if role == "jobs" else Domain.NODES
     with Warehouse.open(granted["owner"]) as warehouse:

@@ -70,7 +70,7 @@ def test_a_run_that_waited_ends_under_its_number(warehouse: Warehouse) -> None:
     assert warehouse.jobs("venus")[["restart", "state"]].to_numpy().tolist() == [[0, "PREEMPTED"], [1, "NODE_FAIL"]]
 
 
-def test_a_run_that_was_stored_without_a_count_gets_that_of_the_cluster(warehouse: Warehouse) -> None:
+def test_a_run_stored_without_a_count_gets_that_of_the_cluster(warehouse: Warehouse) -> None:
     load(warehouse, a_run(2), content="first")
     load(warehouse, a_run(2, restart=5), content="second")
     assert numbers(warehouse) == [5]
@@ -145,7 +145,7 @@ def test_runs_of_a_requeued_job_are_found_by_its_id(warehouse: Warehouse) -> Non
     assert warehouse.requeued_runs("venus", "8").empty
 
 
-def test_a_finished_job_that_was_requeued_by_hand_is_listed_with_its_next_run(warehouse: Warehouse) -> None:
+def test_a_finished_job_requeued_by_hand_is_listed_with_its_next_run(warehouse: Warehouse) -> None:
     load(warehouse, a_run(0, state="COMPLETED"), a_run(1, restart=1, state="COMPLETED"), content="a")
     assert warehouse.requeued_runs("venus", "7")["restart"].tolist() == [0, 1]
 

@@ -42,13 +42,14 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
-from helios.warehouse.bulk import stored_time
+from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame
+from tests.contract.test_migrations import revisions_after
 from tests.examples import examples
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
@@ -224,7 +225,7 @@ def test_known_jobs_in_other_content_change_nothing(warehouse: Warehouse) -> Non
         ({}, {}, True),
     ],
 )
-def test_a_job_is_updated_by_a_row_that_knows_no_less_of_its_run(
+def test_a_row_that_knows_no_less_of_a_run_updates_its_job(
     warehouse: Warehouse, stored: dict[str, Any], newer: dict[str, Any], updated: bool
 ) -> None:
     load(warehouse, a_batch(a_job(job_id="1", cpus=1, **stored)))
@@ -241,7 +242,7 @@ def test_an_update_erases_nothing_that_it_does_not_know(warehouse: Warehouse) ->
     assert (stored["user"], stored["time_limit_s"], stored["run_time_s"]) == ("alice", 3600, 60)
 
 
-def test_a_job_that_comes_twice_in_a_file_is_new_once_and_keeps_its_end(warehouse: Warehouse) -> None:
+def test_a_job_that_comes_twice_in_a_file_is_new_once(warehouse: Warehouse) -> None:
     report = load(warehouse, a_batch(a_job(job_id="1", **PENDING), a_job(job_id="1"), a_job(job_id="1", **UNENDED)))
     assert (report.rows_read, report.jobs_new, report.jobs_updated, report.jobs_unchanged) == (3, 1, 1, 1)
     assert warehouse.jobs("venus")["state"].tolist() == ["COMPLETED"]
@@ -259,7 +260,7 @@ STARTED_ONLY: dict[str, Any] = {**UNENDED}
 
 
 @pytest.mark.parametrize("order", [(STARTED_ONLY, ENDED_ONLY), (ENDED_ONLY, STARTED_ONLY)])
-def test_of_two_rows_of_a_known_job_the_one_that_knows_its_end_is_worth_more_than_one_that_knows_its_start(
+def test_a_row_that_knows_the_end_wins_over_one_with_the_start(
     warehouse: Warehouse, order: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     load(warehouse, a_batch(a_job(job_id="1", **PENDING)))
@@ -322,7 +323,7 @@ def remember(known: dict[tuple[Any, ...], dict[str, Any]], row: dict[str, Any]) 
         known[key_of(row)] = row | {"user": before["user"] if row["user"] is None else row["user"]}
 
 
-def test_a_row_of_a_known_job_is_filled_by_the_other_rows_of_its_load(warehouse: Warehouse) -> None:
+def test_rows_of_one_load_fill_each_other_for_a_known_job(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1", user=None, **UNENDED)))
     rows = a_batch(a_job(job_id="1", user="bob", **PENDING), a_job(job_id="1", user=None, **UNENDED))
     load(warehouse, rows, content="second")
@@ -362,7 +363,7 @@ def test_examples_of_what_was_corrected_are_few(warehouse: Warehouse) -> None:
     assert report.notes[0].startswith("20 jobs") and report.notes[0].count("(was:") == 3
 
 
-def test_an_ended_job_that_changes_in_another_value_is_told_as_corrected_and_not_as_suspicious(
+def test_another_changed_value_of_an_ended_job_is_a_correction(
     warehouse: Warehouse,
 ) -> None:
     load(warehouse, a_batch(a_job(job_id="1", cpus=1)))
@@ -370,7 +371,7 @@ def test_an_ended_job_that_changes_in_another_value_is_told_as_corrected_and_not
     assert note.startswith("1 jobs that had ended were corrected")
 
 
-def test_an_example_of_a_correction_says_whose_it_was_until_when_and_whose_it_is_until_when(
+def test_an_example_of_a_correction_says_both_owners_and_both_ends(
     warehouse: Warehouse,
 ) -> None:
     load(warehouse, a_batch(a_job(job_id="1") | FORGED))
@@ -403,7 +404,7 @@ def test_the_live_accounting_wins_over_whatever_is_stored(
 
 
 @pytest.mark.parametrize(("hours", "kept"), [((-2, 1), True), ((-9, -8), False), ((2, 3), False)])
-def test_a_file_changes_no_ended_job_of_a_stretch_that_was_read_live(
+def test_a_file_changes_no_ended_job_where_history_was_read_live(
     warehouse: Warehouse, hours: tuple[int, int], kept: bool
 ) -> None:
     load_live(warehouse, a_job(job_id="1"), content="live")
@@ -422,7 +423,7 @@ def test_a_file_ends_a_job_that_ran_when_it_was_read_live(warehouse: Warehouse) 
     assert load(warehouse, a_batch(a_job(job_id="1")), content="file").jobs_updated == 1
 
 
-def test_what_another_cluster_was_read_live_for_protects_no_job_of_this_one(warehouse: Warehouse) -> None:
+def test_live_reading_of_another_cluster_protects_no_job_of_this_one(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1") | FORGED))
     warehouse.add_coverage("earth", source="jobs", started_at=NOON - DAY, ended_at=NOON + DAY, read_at=NOON)
     assert load(warehouse, a_batch(a_job(job_id="1")), content="second").jobs_updated == 1
@@ -723,21 +724,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == [
-            "0001",
-            "0002",
-            "0003",
-            "0004",
-            "0005",
-            "0006",
-            "0007",
-            "0008",
-            "0009",
-            "0010",
-            "0011",
-            "0012",
-            "0013",
-        ]
+        assert untouched.upgrade() == revisions_after()
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -865,7 +852,7 @@ def test_a_stale_token_writes_nothing(warehouse: Warehouse) -> None:
 
 
 @pytest.mark.usefixtures("one_clock")
-def test_a_clock_a_year_ahead_keeps_nobody_away_for_longer_than_the_longest_lease(warehouse: Warehouse) -> None:
+def test_a_clock_a_year_ahead_keeps_nobody_away_beyond_the_longest_lease(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     ahead = ledger.acquire(holder="a", now=NOON + timedelta(days=365), lasts=MINUTE)
     assert ledger.acquire(holder="b", now=NOON, lasts=MINUTE) is None
@@ -906,14 +893,14 @@ def test_a_second_load_waits_for_the_first_and_gives_up(
 
 
 @pytest.mark.usefixtures("one_clock")
-def test_a_lease_longer_than_the_longest_is_believed_by_who_asks_for_as_long_a_one(warehouse: Warehouse) -> None:
+def test_who_asks_for_as_long_a_lease_believes_one_beyond_the_longest(warehouse: Warehouse) -> None:
     ledger, hours = warehouse.ledger("venus"), timedelta(hours=5)
     ledger.acquire(holder="a", now=NOON, lasts=hours)
     assert ledger.acquire(holder="b", now=NOON, lasts=hours) is None
     assert ledger.acquire(holder="b", now=NOON + hours - MINUTE, lasts=hours) is None
 
 
-def test_where_the_database_has_a_clock_that_of_who_asks_does_not_matter(warehouse: Warehouse, database: str) -> None:
+def test_the_clock_of_the_database_wins_over_that_of_the_process(warehouse: Warehouse, database: str) -> None:
     if not database.startswith("postgresql"):
         pytest.skip("SQLite has no clock but the machine's")
     ledger, year = warehouse.ledger("venus"), timedelta(days=365)
@@ -1103,7 +1090,7 @@ def four_days_of_jobs(warehouse: Warehouse) -> list[datetime]:
     return days
 
 
-def test_those_that_had_not_ended_by_a_moment_are_those_open_suspended_and_those_that_ended_later(
+def test_not_ended_by_a_moment_are_open_jobs_and_later_ends(
     warehouse: Warehouse,
 ) -> None:
     days = four_days_of_jobs(warehouse)

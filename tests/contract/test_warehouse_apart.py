@@ -232,7 +232,7 @@ def test_a_lease_says_whose_it_is_and_how_long(warehouse: Warehouse) -> None:
 
 
 @OF_THIS_MACHINE
-def test_a_lease_is_anothers_at_the_moment_it_runs_out_and_not_before(warehouse: Warehouse) -> None:
+def test_a_lease_can_be_taken_when_it_runs_out_and_not_before(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     assert ledger.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
     assert ledger.acquire(holder="b", now=NOON + MINUTE - timedelta(microseconds=1), lasts=MINUTE) is None

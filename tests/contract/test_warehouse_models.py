@@ -162,7 +162,7 @@ def test_forgetting_spares_the_model_promoted_and_the_one_before_it(warehouse: W
         ),
     ],
 )
-def test_rolling_back_goes_through_what_was_promoted_and_skips_what_was_taken_back(
+def test_a_rollback_goes_through_promotions_and_skips_those_taken_back(
     steps: list[tuple[str, str, str | None]], expected: list[str | None]
 ) -> None:
     rows = [{"step": step, "model_id": chosen, "previous": previous} for step, chosen, previous in steps]

@@ -89,7 +89,7 @@ def _dump(data: bytes, folder: Path) -> object:
 
 
 def _dump_seeds(folder: Path) -> list[bytes]:
-    from tests.unit.ingest.test_maps import a_dump
+    from tests.unit.ingest.test_column_map import a_dump
 
     jobs = [{"id_job": number, "job_name": name} for number, name in enumerate(("fit", "it\\'s", "a\\nb"))]
     return [a_dump(folder, *jobs).read_bytes()]
@@ -105,7 +105,7 @@ def _map(data: bytes, folder: Path) -> object:
 
 
 def _map_seeds(_: Path) -> list[bytes]:
-    from tests.unit.ingest.test_columns import HEADER, PLAIN, ROW
+    from tests.unit.ingest.test_mapped import HEADER, PLAIN, ROW
 
     records = [dict(zip(HEADER.split(","), ROW.split(","), strict=True))] * 3
     tables = ("\n".join([HEADER, ROW, ROW]), "\n".join(map(json.dumps, records)), json.dumps(records))

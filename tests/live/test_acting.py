@@ -232,7 +232,7 @@ def test_the_file_works_with_the_database_gone(helios: Helios) -> None:
     assert helios.jobs_set() == 0
 
 
-def test_the_shell_script_leaves_nothing_and_helios_stays_suspended(helios: Helios) -> None:
+def test_after_the_shell_script_nothing_is_left_and_helios_stays_paused(helios: Helios) -> None:
     helios.cycle()
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SLURM_CONF": helios.rig.environment["SLURM_CONF"]}
     done = subprocess.run(
@@ -268,7 +268,7 @@ def by_script(helios: Helios) -> str:
 
 
 @pytest.mark.parametrize("kill", [by_pause, by_file, by_script])
-def test_a_kill_switch_leaves_what_users_and_overridden_set(helios: Helios, kill: Callable[[Helios], str]) -> None:
+def test_a_kill_switch_leaves_values_of_users_and_admins(helios: Helios, kill: Callable[[Helios], str]) -> None:
     """Issue 13, A1: a user's own --time-min=7 and 17, an admin's place on held, --begin and dependent jobs."""
     rig = helios.rig
     users = [rig.submit(f"--time-min={minutes}", limit="120") for minutes in (7, 17)]
@@ -293,7 +293,7 @@ def test_a_kill_switch_leaves_what_users_and_overridden_set(helios: Helios, kill
     assert all(value in (0, 500) for value in rig.site_factors().values())
 
 
-def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_cycle(helios: Helios) -> None:
+def test_a_later_cycle_takes_back_what_a_pause_could_not_read(helios: Helios) -> None:
     helios.cycle()
     job = next(job for job, value in helios.rig.site_factors().items() if value)
     helios.rig.run("scontrol", "hold", job)
@@ -314,7 +314,7 @@ def test_what_another_helios_set_is_proved_by_the_database(helios: Helios) -> No
     assert helios.jobs_set() == 0
 
 
-def test_a_stopped_controller_is_a_reason_to_suspend_and_helios_goes_on_by_itself(helios: Helios) -> None:
+def test_a_stopped_controller_suspends_helios_which_then_goes_on_by_itself(helios: Helios) -> None:
     helios.cycle()
     helios.rig.control("stop", "slurmctld")
     try:
@@ -386,7 +386,7 @@ def test_why_tells_a_user_place_prediction_and_activity(helios: Helios) -> None:
     assert "Helios has set SiteFactor" in said
 
 
-def test_why_works_for_a_running_job_an_array_and_one_that_is_over(helios: Helios) -> None:
+def test_why_explains_a_running_job_an_array_and_an_ended_job(helios: Helios) -> None:
     filler = helios.rig.lines("squeue", "-h", "-t", "R", "-o", "%i")[0]
     assert explain(helios.operations.cycles, filler).state == "RUNNING"
     array = helios.rig.submit("--array=1-5")
@@ -400,7 +400,7 @@ def test_why_works_for_a_running_job_an_array_and_one_that_is_over(helios: Helio
         explain(helios.operations.cycles, "99999999")
 
 
-def test_the_hooks_table_is_published_from_the_sites_own_history_and_removed_by_a_pause(helios: Helios) -> None:
+def test_the_hook_table_comes_from_the_history_and_a_pause_removes_it(helios: Helios) -> None:
     for user in ("alice", "bob"):
         job = helios.rig.submit(seconds=0, gpus=0, user=user)
         helios.rig.until(lambda job=job: helios.knows_the_end_of(job))

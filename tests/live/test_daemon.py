@@ -122,7 +122,7 @@ def test_strangers_values_alone_end_a_stop_and_a_pause_with_3(site: Site) -> Non
     assert site.rig.show_job(users)["TimeMin"] == "00:07:00"
 
 
-def test_strangers_values_beside_a_hidden_one_of_helios_end_a_pause_with_1(site: Site) -> None:
+def test_foreign_values_beside_a_hidden_one_end_a_pause_with_1(site: Site) -> None:
     daemon = site.start()
     site.until_all_are_set()
     daemon.send_signal(signal.SIGKILL)
@@ -132,7 +132,7 @@ def test_strangers_values_beside_a_hidden_one_of_helios_end_a_pause_with_1(site:
     assert run_command(("pause",), folder=site.folder, environment=site.environment).returncode == 1
 
 
-def test_after_a_killed_daemon_the_unit_s_script_takes_back_and_helios_may_go_on(site: Site) -> None:
+def test_after_a_killed_daemon_the_script_of_the_unit_takes_everything_back(site: Site) -> None:
     daemon = site.start()
     site.until_all_are_set()
     daemon.send_signal(signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None
         # A daemon that is busy for long is not waited for: then the command works it out, too.
         site.rig.until(
             lambda job=job, answers=answers: answers.append(said(site, job)) or "pandas" not in answers[-1][2]
-        )  # type: ignore[misc]
+        )
         code, told, imports = answers[-1]
         # Of another setting that no answer depends on: the daemon refuses, and the command works it out.
         code_without, told_without, imports_without = said(site, job, HELIOS_HOOK_MOST_ROWS="77")
@@ -218,7 +218,7 @@ def test_the_daemon_answers_why_as_it_is_answered_without_it(site: Site) -> None
         assert (code, told) == (code_without, told_without)
 
 
-def test_a_pause_on_a_full_disk_reverts_every_job_and_says_what_is_missing(crowded: Site) -> None:
+def test_a_pause_on_a_full_disk_reverts_all_and_says_what_lacks(crowded: Site) -> None:
     crowded.end()
     fill(crowded.folder)  # again, as the daemon left room by the files that it removed
     assert all(crowded.rig.site_factors().values())

@@ -37,7 +37,7 @@ def cluster() -> Iterator[Rig]:
 
 
 @needs_traces
-def test_the_simulator_repeats_the_waits_of_a_real_slurm_better_than_the_textbook(
+def test_the_simulator_repeats_waits_of_a_real_slurm_better_than_textbooks(
     cluster: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give_shares(cluster)

@@ -378,7 +378,7 @@ def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios:
     assert hooked.place_of(later) == at_submission
 
 
-def test_the_doctor_fails_while_a_service_orders_jobs_and_new_ones_get_no_place(hooked: Hooked, helios: Helios) -> None:
+def test_the_doctor_fails_while_new_jobs_get_no_place(hooked: Hooked, helios: Helios) -> None:
     publishes = {"HELIOS_HOOK_PUBLISH": "true"}
     assert helios.fails() == set()
     assert "hook.publish is false" in helios.says("mode", "qssf", "active", "--reason", "a test")

@@ -171,7 +171,7 @@ def test_a_node_that_is_falling_asleep_cannot_be_called_back(sleepy: Rig, nodes:
     assert results(nodes.steer(up("n1"))) == [Result.DONE]
 
 
-def test_without_an_idle_timer_slurm_refuses_and_the_door_says_what_to_set(sleepy: Rig, nodes: SlurmNodes) -> None:
+def test_without_an_idle_timer_the_refusal_says_what_to_set(sleepy: Rig, nodes: SlurmNodes) -> None:
     with configured(sleepy, "SuspendTime=604800", "SuspendTime=INFINITE"):
         assert "Invalid node state" in sleepy.power("n1", "power_down")
         (outcome,) = nodes.steer(down("n1"))
@@ -208,7 +208,7 @@ def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
     sleepy.until(is_now(late, "n1", NodePower.ASLEEP))
 
 
-def test_the_weight_decides_where_jobs_go_and_is_set_back_to_the_sites_own(sleepy: Rig, nodes: SlurmNodes) -> None:
+def test_a_weight_decides_where_jobs_go_and_is_set_back(sleepy: Rig, nodes: SlurmNodes) -> None:
     own = sleepy.weights()
     sleepy.run("scontrol", "update", "nodename=n3", "weight=9")
     job = sleepy.submit(seconds=60)

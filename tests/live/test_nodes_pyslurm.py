@@ -173,9 +173,7 @@ def test_the_list_is_lost_on_a_reconfiguration_and_set_again(chroot: Chroot, nod
     assert the_list(chroot) == "n1"
 
 
-def test_slurm_takes_a_list_of_nodes_that_do_not_exist_so_the_door_leaves_them_out(
-    chroot: Chroot, nodes: SlurmNodes
-) -> None:
+def test_nodes_that_do_not_exist_are_left_out_of_a_list(chroot: Chroot, nodes: SlurmNodes) -> None:
     assert nodes.operations.keep_awake("n99") == ""
     assert the_list(chroot) == "n99"
     (outcome,) = nodes.steer(kept("n1", "n98", own=""))

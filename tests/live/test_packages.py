@@ -194,7 +194,7 @@ def check_and_remove(root: Path, *remove: str | Path) -> None:
     assert not list((root / "usr/share/man").glob("man*/helios*"))
 
 
-def test_the_debian_package_installs_without_a_network_and_leaves_what_is_the_sites(root: Path, packages: Path) -> None:
+def test_the_debian_package_installs_offline_and_leaves_files_of_the_site(root: Path, packages: Path) -> None:
     (package,) = packages.glob("*.deb")
     shutil.copy(package, root / "srv/helios.deb")
     inside(root, "dpkg -i /srv/helios.deb")
@@ -213,9 +213,7 @@ def test_the_rpm_installs_without_a_network_and_leaves_what_is_the_sites(root: P
     check_and_remove(root, *rpm, "--erase", "helios-slurm")
 
 
-def test_the_ansible_role_installs_beside_a_slurm_and_changes_nothing_the_second_time(
-    root: Path, packages: Path
-) -> None:
+def test_the_ansible_role_changes_nothing_the_second_time(root: Path, packages: Path) -> None:
     (package,) = packages.glob("*.deb")
     shutil.copy(package, root / "srv/helios.deb")
     shutil.copytree(REPOSITORY / "deploy", root / "srv/deploy")

@@ -102,9 +102,7 @@ def test_the_handshake_tells_that_the_pair_is_not_of_one_release(backend: Pyslur
     assert not versions.agree
 
 
-def test_a_site_factor_moves_the_priority_at_once_and_zero_takes_it_back(
-    chroot: Chroot, backend: PyslurmBackend
-) -> None:
+def test_a_site_factor_moves_the_priority_and_zero_takes_it_back(chroot: Chroot, backend: PyslurmBackend) -> None:
     chroot.fill()
     job = chroot.submit()
     chroot.until(lambda: job in chroot.site_factors())
@@ -147,7 +145,7 @@ def test_one_change_of_an_array_changes_all_its_pending_tasks(chroot: Chroot, ba
 
 
 @pytest.mark.parametrize("way", ["commands", "pyslurm"])
-def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(chroot: Chroot, way: str) -> None:
+def test_a_task_that_an_admin_split_off_keeps_its_value(chroot: Chroot, way: str) -> None:
     chroot.fill()
     array = chroot.submit("--array=1-8%3")
     chroot.until(lambda: array in chroot.site_factors())
@@ -193,9 +191,7 @@ def test_a_user_without_privilege_is_told_so(chroot: Chroot) -> None:
     assert "denied" in answer or "Invalid user id" in answer
 
 
-def test_a_soft_limit_moves_the_next_jobs_planned_start_and_does_not_shorten_its_job(
-    chroot: Chroot, backend: PyslurmBackend
-) -> None:
+def test_a_soft_limit_moves_the_next_planned_start_and_shortens_no_job(chroot: Chroot, backend: PyslurmBackend) -> None:
     first = chroot.submit("--nodes=2", "--hold", gpus=4, limit="120")
     assert backend.change([JobUpdate(job_id=first, time_min=7)]) == [""]
     chroot.run("scontrol", "release", first)
@@ -208,9 +204,7 @@ def test_a_soft_limit_moves_the_next_jobs_planned_start_and_does_not_shorten_its
     assert running["time_limit_s"] == 7200
 
 
-def test_without_a_soft_limit_the_next_job_is_planned_after_the_hard_one(
-    chroot: Chroot, backend: PyslurmBackend
-) -> None:
+def test_without_a_soft_limit_the_next_start_follows_the_hard_limit(chroot: Chroot, backend: PyslurmBackend) -> None:
     first = chroot.submit("--nodes=2", gpus=4, limit="120")
     chroot.until(lambda: the_job(backend, first)["started"])
     second = chroot.submit("--nodes=2", gpus=4)
@@ -227,7 +221,7 @@ def test_a_soft_limit_of_a_running_job_is_accepted_and_does_nothing(chroot: Chro
     assert the_job(backend, job)["time_limit_s"] == 7200
 
 
-def test_a_worker_killed_in_the_middle_of_a_change_leaves_it_not_known(chroot: Chroot) -> None:
+def test_a_worker_killed_within_a_change_leaves_its_result_unknown(chroot: Chroot) -> None:
     chroot.fill()
     job = chroot.submit()
     with chroot.by_pyslurm() as backend:

@@ -179,7 +179,7 @@ def test_a_task_that_an_admin_touched_keeps_its_place(hooked: Hooked, path: Path
     assert sorted(hooked.rig.site_factors().values()) == [0, 500]
 
 
-def test_what_bears_the_mark_and_is_in_no_record_is_left_and_named(hooked: Hooked, path: Path) -> None:
+def test_a_marked_value_without_a_record_is_left_and_named(hooked: Hooked, path: Path) -> None:
     job = a_job(hooked, 537, by_helios=False)
     hooked.rig.until(lambda: job in hooked.rig.site_factors())
     ran = release(hooked, path)
@@ -210,7 +210,7 @@ def hidden_job(hooked: Hooked, how: str, site_factor: int, *, by_helios: bool) -
 
 
 @pytest.mark.parametrize("how", HIDING)
-def test_an_overridden_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
+def test_a_hidden_value_of_an_admin_survives(hooked: Hooked, path: Path, how: str) -> None:
     job = hidden_job(hooked, how, 600, by_helios=False)
     before = hooked.rig.show_job(job)["Priority"]
     ran = release(hooked, path, "--hidden")
@@ -219,9 +219,7 @@ def test_an_overridden_place_that_slurm_hides_survives(hooked: Hooked, path: Pat
 
 
 @pytest.mark.parametrize("how", HIDING)
-def test_what_helios_set_and_slurm_hides_is_left_named_and_taken_back_on_demand(
-    hooked: Hooked, path: Path, how: str
-) -> None:
+def test_a_hidden_value_of_helios_is_named_and_taken_back_on_demand(hooked: Hooked, path: Path, how: str) -> None:
     job = hidden_job(hooked, how, 4037, by_helios=True)
     before = hooked.rig.show_job(job)["Priority"]
     ran = release(hooked, path)

@@ -83,7 +83,7 @@ class TestCommands(ClusterContract):
         )
 
 
-def test_a_site_factor_moves_the_priority_at_once_and_0_takes_it_back(rig: Rig, backend: CommandsBackend) -> None:
+def test_a_site_factor_moves_the_priority_and_0_takes_it_back(rig: Rig, backend: CommandsBackend) -> None:
     job, *_ = busy(rig, 1)
     before = int(rig.show_job(job)["Priority"])
     assert backend.change([JobUpdate(job_id=job, site_factor=777)]) == [""]
@@ -103,7 +103,7 @@ def test_a_site_factor_survives_hold_and_release_and_cannot_be_read_between(rig:
     assert Sprio(shell=backend.shell)()[job].value == 4037
 
 
-def test_a_restore_leaves_a_job_that_was_held_until_it_can_be_read(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+def test_a_restore_leaves_a_held_job_until_it_can_be_read(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     job, *_ = busy(rig, 1)
     cluster_of_slurm.apply([an_order({job: 0.5})])
     rig.run("scontrol", "hold", job)
@@ -200,7 +200,7 @@ def test_a_stopped_controller_is_unavailable_and_comes_back(rig: Rig, cluster_of
     assert cluster_of_slurm.snapshot().cluster == rig.name
 
 
-def test_a_window_of_the_accounting_lists_every_job_that_was_alive_in_it(rig: Rig, tmp_path: Path) -> None:
+def test_a_window_of_the_accounting_lists_every_job_alive_in_it(rig: Rig, tmp_path: Path) -> None:
     started = datetime.now(UTC)
     job = rig.submit(seconds=2, user="bob", name="two\nlines|bar")
     rig.until(lambda: rig.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "State") == "COMPLETED\n")
@@ -235,7 +235,7 @@ def runs_read(rig: Rig, job: str, *, since: datetime, path: Path) -> pd.DataFram
     return found[found["job_id"] == job].sort_values("restart")
 
 
-def test_runs_of_a_requeued_and_suspended_job_are_read_as_slurm_counts_them(rig: Rig, tmp_path: Path) -> None:
+def test_requeued_and_suspended_runs_are_read_as_slurm_counts_them(rig: Rig, tmp_path: Path) -> None:
     started = datetime.now(UTC)
     job = rig.submit(seconds=600, user="bob")
     rig.until(lambda: rig.job_state(job) == "RUNNING")
@@ -295,9 +295,7 @@ def test_the_doctor_finds_a_development_cluster_fit(rig: Rig, backend: CommandsB
     assert {"controller", "clock", "accounting", "privileges"} <= {finding.check for finding in findings}
 
 
-def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
-    rig: Rig, cluster_of_slurm: SlurmCluster
-) -> None:
+def test_an_order_stands_is_not_written_twice_and_is_taken_back(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     jobs = busy(rig, 8)
     order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
@@ -307,7 +305,7 @@ def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
     assert set(rig.site_factors().values()) == {0}
 
 
-def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
+def test_a_task_that_an_admin_split_off_keeps_its_value(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     busy(rig)
     array = rig.submit("--array=0-3%2")
     rig.until(lambda: array in rig.site_factors())
@@ -320,9 +318,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, 
     assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
 
 
-def test_a_task_that_was_held_alone_is_seen_and_taken_back_once_it_is_released(
-    rig: Rig, cluster_of_slurm: SlurmCluster
-) -> None:
+def test_a_task_held_alone_is_taken_back_once_it_is_released(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     rig.fill()
     array = rig.submit("--array=0-3")
     rig.until(lambda: array in rig.site_factors())

@@ -40,7 +40,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def test_a_user_who_takes_the_port_and_reaches_for_locks_and_files_changes_nothing(site: Site) -> None:
+def test_a_user_who_takes_port_locks_and_files_changes_nothing(site: Site) -> None:
     port = free_port()
     python = shutil.which("python3", path="/usr/bin") or sys.executable
     words = [*AS_ALICE, python, "-c", HOLD, str(port)]
@@ -63,7 +63,7 @@ def test_a_user_who_takes_the_port_and_reaches_for_locks_and_files_changes_nothi
         taker.wait()
 
 
-def test_a_command_that_root_types_in_a_user_s_folder_runs_no_program_of_the_user_s(site: Site) -> None:
+def test_a_command_of_root_in_a_user_folder_runs_no_user_program(site: Site) -> None:
     trap = site.folder / "trap"
     trap.mkdir()
     for name in ("scontrol", "squeue", "sinfo", "sacct"):

@@ -12,7 +12,7 @@ from helios.app.sweep import SweepWorker, cross_options, package_fingerprint, re
 from helios.app.whatif import WhatIfRequest
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig
-from tests.unit.app.test_draws import a_site
+from tests.unit.app.test_resampling import a_site
 from tests.waiting import TEST_TIMEOUT_S
 
 pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")

@@ -81,7 +81,7 @@ def test_a_zone_that_does_not_exist_is_refused(helios: Helios, tmp_path: Path) -
     assert "Europe/Berlin" in answer.err
 
 
-def test_a_zone_of_a_loaded_cluster_is_refused_where_it_would_be_ignored(helios: Helios, tmp_path: Path) -> None:
+def test_a_zone_without_effect_on_a_loaded_cluster_is_refused(helios: Helios, tmp_path: Path) -> None:
     path = trace(tmp_path, job(1))
     helios("trace", "load", path, "--timezone", "Asia/Shanghai", "--cluster", "lab")
     for command in (("trace", "describe"), ("whatif",), ("simulate", "--service", "qssf"), ("model", "evaluate")):

@@ -38,7 +38,7 @@ def test_a_requeued_run_keeps_its_end_and_its_hours(helios: Helios, tmp_path: Pa
 
 
 @needs_cases
-def test_runs_of_one_job_are_numbered_and_hours_before_the_last_are_lost(helios: Helios, tmp_path: Path) -> None:
+def test_runs_of_a_job_are_numbered_and_earlier_hours_are_lost(helios: Helios, tmp_path: Path) -> None:
     load(helios, CASES / "02_restarts_after_preemption.txt")
     assert jobs(helios, tmp_path)["restart"].tolist() == [0, 1, 2] and hours(helios) == 48
     assert lost_hours(helios) == 0.5

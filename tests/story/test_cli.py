@@ -58,7 +58,7 @@ def test_what_is_loaded_is_listed(site: Helios) -> None:
     assert cluster["timezone"] == "Asia/Shanghai"
 
 
-def test_a_model_that_was_trained_is_listed_and_ends_where_it_was_told(site: Helios) -> None:
+def test_a_trained_model_is_listed_and_ends_where_it_was_told(site: Helios) -> None:
     (model,) = site("model", "list", "--json").json
     assert model["jobs"] > 1000
     assert "2020-09-03 16:00" in str(model["trained_until"])
@@ -104,14 +104,14 @@ def test_a_database_of_a_later_schema_is_left_alone(site: Helios, tmp_path: Path
     assert helios("db", "status", "--json").json["newer"] is True
 
 
-def test_a_helps_lines_break_where_the_terminal_ends_not_where_the_source_does() -> None:
+def test_lines_of_a_help_break_where_the_terminal_ends() -> None:
     evaluate = import_command("model").commands["evaluate"]
     paragraphs = evaluate.help.split("\n\n")
     assert len(paragraphs) > 1
     assert not any("\n" in paragraph for paragraph in paragraphs)
 
 
-def test_an_swf_file_is_replayed_as_allocated_on_the_machine_of_its_header(helios: Helios, tmp_path: Path) -> None:
+def test_an_swf_file_is_replayed_on_the_machine_of_its_header(helios: Helios, tmp_path: Path) -> None:
     rows = [an_swf_row(job=number, submit=number, procs=8, requested_procs=5, run=3600) for number in range(1, 5)]
     path = an_swf_file(tmp_path, "; MaxNodes: 4", "; MaxProcs: 16", *rows)
     assert helios("trace", "describe", "--trace", path, "--json").json["resource_hours"] == 4 * 8
@@ -139,3 +139,10 @@ def test_weights_are_printed_alone_and_the_rest_is_said_beside_them(helios: Heli
     ]
     assert "9 nodes in blocks of 8, 2 weights." in answer.err
     assert "scontrol reconfigure" in answer.err
+
+
+def test_weights_of_files_that_include_each_other_name_the_line(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=venus\nInclude nodes.conf\n")
+    (tmp_path / "nodes.conf").write_text("NodeName=n1\n\nInclude slurm.conf\n")
+    answer = helios("power", "weights", "--conf", tmp_path / "slurm.conf", code=2)
+    assert "line 2: files include each other without an end" in answer.err

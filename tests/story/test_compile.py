@@ -8,7 +8,7 @@ import sys
 
 NOT_BY_COMMANDS = {"helios.simulate.core.events.has_choice"}
 """Called by those alone who write a simulation of their own."""
-BOTH_CLUSTERS = "helios.app.service_replay._pass_capped"
+BOTH_CLUSTERS = "helios.app.replay_guards._pass_capped"
 """Compiled for the simulated cluster, and for the one under Slurm's rules, whose starts are no column of records."""
 LOOK = """
 import json

@@ -179,7 +179,7 @@ def second(site: Site, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_second_daemon_with_the_same_state_folder_is_told_whose_it_is_and_does_nothing(site: Site) -> None:
+def test_a_second_daemon_on_one_state_folder_names_the_first_and_stops(site: Site) -> None:
     first = site.start()
     ended = second(site)
     assert ended.returncode == 75
@@ -188,7 +188,7 @@ def test_a_second_daemon_with_the_same_state_folder_is_told_whose_it_is_and_does
     assert first.poll() is None
 
 
-def test_an_address_that_the_machine_does_not_have_is_a_mistake_to_mend(site: Site) -> None:
+def test_an_address_that_is_not_of_this_machine_is_a_mistake(site: Site) -> None:
     ended = second(site, HELIOS_DAEMON_LISTEN="192.0.2.1:9842")
     assert ended.returncode == 2
     assert "daemon.listen 192.0.2.1:9842 cannot be bound" in ended.stderr

@@ -76,7 +76,7 @@ def test_trees_grown_on_two_workers_predict_as_well_as_those_grown_here(address:
     assert np.corrcoef(answers)[0, 1] > 0.98
 
 
-def test_trees_are_grown_by_the_same_parameters_as_here_and_tell_no_address(address: str) -> None:
+def test_trees_of_dask_have_the_local_parameters_and_tell_no_address(address: str) -> None:
     training_set = a_training_set(5000)
     here, there = (
         parameters_in(trainer(training_set, seed=4)) for trainer in (train_locally, DaskTrainer(address=address))
@@ -89,7 +89,7 @@ def test_trees_are_grown_by_the_same_parameters_as_here_and_tell_no_address(addr
     assert set(here) - set(there) == where
 
 
-def test_a_model_grown_on_dask_is_kept_and_read_back_like_any_other(address: str) -> None:
+def test_a_model_grown_on_dask_is_stored_and_read_back(address: str) -> None:
     jobs = a_campaign(4500)
     model = train(jobs, cluster="lab", trainer=DaskTrainer(address=address))
     here = train(jobs, cluster="lab")
@@ -100,7 +100,7 @@ def test_a_model_grown_on_dask_is_kept_and_read_back_like_any_other(address: str
     assert np.median(np.abs(ours - theirs), axis=0) == pytest.approx([0, 0, 0], abs=0.1)
 
 
-def test_few_rows_go_to_one_worker_and_grow_the_same_trees_as_here(address: str) -> None:
+def test_few_rows_go_to_one_worker_and_grow_the_local_trees(address: str) -> None:
     training_set = a_training_set(2500)
     there = DaskTrainer(address=address)(training_set, seed=5)
     here = train_locally(training_set, seed=5)
@@ -118,7 +118,7 @@ def test_rows_are_dealt_in_cycle_and_each_worker_holds_its_own(address: str) -> 
         np.testing.assert_array_equal(dealt["X"].compute(), training_set.features[[0, 2, 4, 1, 3]])
 
 
-def test_what_tells_the_progress_can_be_read_by_a_worker_that_has_no_helios() -> None:
+def test_a_worker_without_helios_can_read_what_tells_the_progress() -> None:
     sent = cloudpickle.dumps(_report_callback("topic")).hex()
     read = f"import sys, cloudpickle; sys.modules['helios'] = None; cloudpickle.loads(bytes.fromhex('{sent}'))"
     subprocess.run([sys.executable, "-c", read], check=True)

@@ -14,7 +14,7 @@ from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer
 from helios.predict.duration import TrainingSet
-from tests.unit.app.test_draws import a_site
+from tests.unit.app.test_resampling import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")
@@ -37,7 +37,7 @@ def open_clients() -> list[Any]:
 
 
 @pytest.mark.parametrize("address", ["nowhere", "tcp://127.0.0.1:9", "tcp:///"])
-def test_a_client_that_could_not_connect_is_closed_and_not_left_to_the_garbage(address: str) -> None:
+def test_a_client_that_could_not_connect_is_closed(address: str) -> None:
     before = open_clients()
     with (
         pytest.raises(DaskUnavailable, match=f"No Dask scheduler answers at {address}: .*(?s:.)*or think again") as why,

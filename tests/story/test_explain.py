@@ -29,7 +29,7 @@ def test_a_job_of_the_history_is_explained_in_words(site: Helios) -> None:
     assert "Note: no model is trained" in text
 
 
-def test_a_job_of_a_trace_file_is_explained_by_a_model_of_that_moment(site: Helios) -> None:
+def test_a_model_of_its_moment_explains_a_job_of_a_trace(site: Helios) -> None:
     job = the_last_job(site)
     answer = site("model", "explain", job, "--trace", "venus.csv", "--timezone", "Asia/Shanghai", "--json").json
     assert answer["job_id"] == job
@@ -37,7 +37,7 @@ def test_a_job_of_a_trace_file_is_explained_by_a_model_of_that_moment(site: Heli
     assert answer["steps"][0]["level"] == "prior"
 
 
-def test_an_unknown_job_is_misuse_and_says_that_the_queue_was_not_seen(site: Helios) -> None:
+def test_an_unknown_job_is_misuse_where_the_queue_was_not_seen(site: Helios) -> None:
     said = site("model", "explain", "99999999999", code=2).err
     assert "No job 99999999999 is in the history of venus" in said
     assert "cannot be read" in said

@@ -29,7 +29,7 @@ def test_what_is_exported_loads_again_and_is_described_alike(site: Helios, tmp_p
     assert one | {"cluster": ""} == other | {"cluster": ""}
 
 
-def test_an_anonymous_export_is_refused_with_the_reason_and_what_lowers_the_risk(site: Helios, tmp_path: Path) -> None:
+def test_a_refused_anonymous_export_says_what_lowers_the_risk(site: Helios, tmp_path: Path) -> None:
     answer = site(
         "trace", "export", "--cluster", "venus", "--anonymous", "--round", "1min", "--out", tmp_path / "out", code=1
     )

@@ -36,7 +36,7 @@ def test_a_series_without_a_total_says_how_to_tell_it(helios: Helios, tmp_path: 
 
 def test_a_history_of_days_says_how_much_it_takes(helios: Helios, tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text("time,active,total\n2020-01-01 00:00,3,5\n2020-01-01 00:10,4,5\n", "utf-8")
-    assert "0 days before the forecast; it takes 14" in helios("forecast", "--series", "nodes.csv", code=1).err
+    assert "0 days before the forecast, and it takes 14" in helios("forecast", "--series", "nodes.csv", code=1).err
 
 
 def test_a_series_and_a_cluster_at_once_are_refused(helios: Helios) -> None:

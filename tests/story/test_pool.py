@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.story.shell import Answer, Helios, shell
-from tests.unit.pools.test_coordinator import pool_processes
+from tests.unit.training.pool.test_coordinator import pool_processes
 from tests.waiting import until
 
 TRAIN = """
@@ -121,7 +121,7 @@ def logs(sweep: Path) -> list[Path]:
     return [path for path in sweep.with_suffix(".pool").glob("trials/*/report.jsonl") if path.stat().st_size]
 
 
-def test_ctrl_c_ends_the_trials_says_how_to_go_on_and_the_same_command_does(helios: Helios, sweep: Path) -> None:
+def test_ctrl_c_ends_the_trials_and_the_same_command_goes_on(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(TRAIN + SLOW)
     process = start(sweep)
     until(lambda: len(logs(sweep)) == 2)
@@ -148,7 +148,7 @@ def test_a_killed_coordinator_leaves_nothing_running_and_is_gone_on_with(helios:
     assert sorted(trial["attempts"] for trial in found["trials"]) == [1, 1, 1, 1, 2, 2]
 
 
-def test_everything_that_was_killed_at_once_is_cleared_away_at_the_next_start(helios: Helios, sweep: Path) -> None:
+def test_the_next_start_clears_away_what_was_killed_at_once(helios: Helios, sweep: Path) -> None:
     leaves = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
     (sweep.parent / "train.py").write_text(leaves + TRAIN + SLOW)
     process = start(sweep)
@@ -261,7 +261,7 @@ def test_shards_nodes_and_pools_are_asked_of_slurm(helios: Helios, sweep: Path) 
     assert "exclude" in helios("pool", "submit", sweep, "--shards", 4, "--gpus", 1, "--dry-run", code=2).err
 
 
-def test_the_signal_before_the_end_of_an_allocation_ends_the_pool_in_time(helios: Helios, sweep: Path) -> None:
+def test_the_signal_before_the_end_of_an_allocation_ends_the_pool(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(TRAIN + SLOW)
     script = helios("pool", "submit", sweep, "--slots", 2, "--dry-run").out
     command = ["env", "--default-signal=USR1", "bash", "-c", script]

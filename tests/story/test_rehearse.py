@@ -83,9 +83,7 @@ def test_what_waits_is_predicted_again_as_often_as_is_said(site: Helios) -> None
     assert "Write 7d, 12h or 90min" in said
 
 
-def test_without_a_name_the_services_of_the_configuration_are_simulated_and_a_page_can_be_written(
-    site: Helios, tmp_path: Path
-) -> None:
+def test_without_a_name_the_configured_services_are_simulated_onto_a_page(site: Helios, tmp_path: Path) -> None:
     page = tmp_path / "rehearsal.html"
     answer = site(*REHEARSE, "--every", "1h", "--report", page)
     assert "FIFO + EASY (limit) (today)" in answer.out
@@ -93,7 +91,7 @@ def test_without_a_name_the_services_of_the_configuration_are_simulated_and_a_pa
     assert "<svg" in page.read_text()
 
 
-def test_an_option_that_the_service_does_not_have_is_misuse_and_names_those_it_has(site: Helios) -> None:
+def test_an_unknown_option_of_a_service_is_misuse_and_names_those_known(site: Helios) -> None:
     answer = site(*REHEARSE, "--service", "qssf", "--set", "qssf.promote_after=3600", code=2)
     assert "promote_after_s: float" in answer.err
 

@@ -16,7 +16,7 @@ from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame
 from tests.story.shell import Answer, Helios, shell
 from tests.traces import TRACES, needs_traces
-from tests.unit.report.admin_frames import at, decisions_frame, predicted, predictions_frame
+from tests.unit.report.admin.frames import at, decisions_frame, predicted, predictions_frame
 
 WINDOW = ("-S", "2026-11-20", "-E", "2026-11-21")
 REPORTS = ("queue", "users", "accounts", "partitions", "predictions", "decisions", "services")
@@ -201,7 +201,7 @@ def test_a_shadow_s_day_is_replayed(helios: Helios) -> None:
     assert (found["cluster"], found["decided"], found["recorded"]["jobs"]) == ("venus", 1, 20)
 
 
-def test_a_night_is_written_as_page_text_and_mail_and_old_ones_are_thinned_out(helios: Helios, tmp_path: Path) -> None:
+def test_a_night_is_written_as_page_text_and_mail(helios: Helios, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")
     command = ("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path, "--to", "ops@site", "--json")

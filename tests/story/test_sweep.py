@@ -38,7 +38,7 @@ from helios.cli.whatif import commands
 from helios.errors import DaskUnavailable, UsageError
 from helios.ingest import write_helios_csv
 from tests.story.shell import Helios, shell
-from tests.unit.app.test_draws import a_site
+from tests.unit.app.test_resampling import a_site
 from tests.waiting import TEST_TIMEOUT_S
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")

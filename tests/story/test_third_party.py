@@ -79,9 +79,7 @@ def test_the_service_is_found_by_name_and_reorders_a_queue_once(installed: Path,
     assert (first, second) == ("[(True, 'done')] True", "[(True, 'unchanged')] True")
 
 
-def test_a_misspelt_option_of_a_strangers_service_is_named_with_the_allowed_ones(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_a_misspelt_option_of_a_foreign_service_is_named_with_those_allowed(installed: Path, tmp_path: Path) -> None:
     done = python(installed, "-c", MISSPELT, cwd=tmp_path)
     assert done.returncode == 1
     assert "has no option 'large_gpu'" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 from tests.live.recorded import Recording, as_jobs
 from tests.story.shell import Helios
 
-RECORDED = Path(__file__).parents[1] / "unit" / "simulate" / "recorded" / "slurm-22.05"
+RECORDED = Path(__file__).parents[1] / "unit" / "simulate" / "slurm" / "recorded" / "slurm-22.05"
 FIELDS = "JobIDRaw|JobID|Partition|QOS|Account|User|Submit|Eligible|Start|End|State|NNodes|ReqCPUS|ReqTRES|Timelimit"
 
 
@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_site_learns_how_faithful_the_replay_is_and_what_other_weights_would_do(helios: Helios, site: Path) -> None:
+def test_a_site_learns_how_faithful_a_replay_with_other_weights_is(helios: Helios, site: Path) -> None:
     files = ("--slurm-conf", site / "slurm.conf", "--qos", site / "qos.txt", "--assoc", site / "assoc.txt")
     done = helios(
         "whatif", "slurm", *files, "--trace", site / "sacct.txt", "--set", "PriorityWeightFairshare=0", "--json"

@@ -43,7 +43,7 @@ def test_there_is_a_golden_file_for_each_command_and_none_besides() -> None:
     assert {name for name in kept if not name.startswith("commands/")} == set(behaviour.OTHER_FILES)
 
 
-def test_a_renamed_word_is_new_in_the_golden_text_and_sorted_as_it_would_be() -> None:
+def test_a_renamed_word_is_replaced_and_sorted_in_the_golden_text() -> None:
     golden = behaviour.pretty({"still": "the bench", "acted": 1, "stillness": 2})
     text = behaviour.renamed(golden, as_lines=False, words={"still": "blockers", "bench": "quarantine"})
     assert text == behaviour.pretty({"acted": 1, "blockers": "the quarantine", "stillness": 2})

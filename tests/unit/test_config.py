@@ -62,7 +62,7 @@ def test_a_wrong_value_is_refused_with_its_key(tmp_path: Path, toml: str) -> Non
         configured(tmp_path, toml)
 
 
-def test_a_wrong_value_is_told_with_what_the_key_means_and_not_with_all_keys(tmp_path: Path) -> None:
+def test_a_wrong_value_is_told_with_the_meaning_of_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid) as caught:
         configured(tmp_path, HELIOS_DAEMON_INGEST_S="5")
     assert "Time between readings" in caught.value.hint
@@ -112,7 +112,7 @@ def test_a_password_is_masked_wherever_a_url_carries_it(url: str, shown: str) ->
     assert without_password(url) == shown
 
 
-def test_a_file_that_another_user_wrote_is_not_believed_and_that_is_told(tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "helios.toml").write_text("[model]\nseed = 7\n")
     with seen_as(4711):  # who runs Helios
         configuration = configured(tmp_path)
@@ -179,7 +179,7 @@ def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> 
     )  # python -c 'from helios.config import *; print(example_file(), end="")'
 
 
-def test_every_key_of_the_example_file_is_its_default_when_it_is_switched_on(tmp_path: Path) -> None:
+def test_every_key_of_the_example_file_shows_its_default(tmp_path: Path) -> None:
     lines = [line.removeprefix("#") if re.match(r"#\w+ = ", line) else line for line in example_file().splitlines()]
     configuration = configured(tmp_path, "\n".join(lines))
     assert {setting.key for setting in configuration.listing()} == set(configuration.origins)
@@ -197,7 +197,7 @@ def test_a_file_in_a_folder_that_others_can_write_is_not_used(tmp_path: Path, mo
     assert "lies in a folder that can be written by others" in configuration.notes[0]
 
 
-def test_a_file_of_one_s_own_in_another_user_s_folder_is_not_used(tmp_path: Path) -> None:
+def test_an_own_file_in_a_foreign_folder_is_not_used(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     (tmp_path / "helios.toml").write_text("[slurm]\ncommands = '/tmp'\n")
@@ -295,3 +295,10 @@ def test_an_unknown_key_or_section_is_refused_with_the_nearest_one(tmp_path: Pat
     with pytest.raises(ConfigurationInvalid, match=r"helios\.toml\): is not a key") as refused:
         configured(tmp_path, toml)
     assert refused.value.hint.startswith(f"Did you mean {near}?")
+
+
+@pytest.mark.parametrize("toml", ["[daemon]\nturn_s = 77\n", "[web]\nin_daemon = true\n", "[power]\ntiers = 3\n"])
+def test_a_key_that_is_gone_is_unknown(tmp_path: Path, toml: str) -> None:
+    (tmp_path / "helios.toml").write_text(toml)
+    with pytest.raises(ConfigurationInvalid, match="is not a key of Helios"):
+        load_configuration(environment={}, folder=tmp_path)

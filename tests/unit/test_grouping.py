@@ -62,7 +62,7 @@ class Worker:
         (["live/a", "unit/b", "unit/c", "unit/d", "unit/e"], ["live/a", "unit/c"], ["unit/b", "unit/d", "unit/e"]),
     ],
 )
-def test_one_worker_waits_and_one_computes_until_there_is_only_the_other_kind(
+def test_one_worker_waits_and_one_computes_while_there_are_both_kinds(
     modules: list[str], of_first: list[str], of_second: list[str]
 ) -> None:
     tests = [f"tests/{module}::test_{number}" for module in modules for number in range(3)]

@@ -94,7 +94,7 @@ def test_nothing_that_a_test_of_a_worker_started_outlives_it(
     run.until_nothing_is_left()
 
 
-def test_a_test_that_goes_on_after_ctrl_c_is_ended_by_a_kill_and_what_others_started_goes_on(tmp_path: Path) -> None:
+def test_a_kill_ends_a_stubborn_test_and_nothing_of_others(tmp_path: Path) -> None:
     other = subprocess.Popen(["sleep", "3600"], env={"PATH": os.environ["PATH"], MARK: "another"}, cwd="/")
     try:
         run = Run(tmp_path, stubborn=True)

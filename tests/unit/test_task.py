@@ -17,7 +17,7 @@ from typing import Any
 import helios_task
 import pytest
 
-from helios.pools.reports import ReportReader, TaskRequest, write_request
+from helios.training.pool.reports import ReportReader, TaskRequest, write_request
 
 TASK = Path(__file__).parents[2] / "task"
 SOURCE = (TASK / "helios_task.py").read_text()
@@ -314,7 +314,7 @@ for step in range(first, 40):
 """
 
 
-def test_a_training_that_is_killed_and_paused_ends_as_one_that_is_not(tmp_path: Path) -> None:
+def test_a_killed_and_paused_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "whole").mkdir()
     (tmp_path / "broken").mkdir()

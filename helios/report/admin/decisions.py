@@ -63,6 +63,37 @@ SHOWN_BY_SERVICE = tuple(
     field.name for field in BY_SERVICE if field.name not in {"ModeChgs", "Postponed", "Gone", "SuspendedReason"}
 )
 
+MOVED_S = 60
+"""Difference of waits above which a job counts as moved, s."""
+SAME = 0.02
+"""Relative difference of mean waits below which two replays count as equal."""
+SHADOW_LIMITS = (
+    "An estimate: each job gets one urgency for the whole day, the first that was decided for it, so that promotions "
+    "of long waiters are left out and the longest wait is the worse for it.",
+    "Only jobs submitted by the end of the day are replayed; what came later would have delayed some of them.",
+    "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
+    "drained nodes: compare the two replays with each other, not with the record.",
+)
+SHADOW_FIELDS = declare_fields(
+    ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
+    ("P50Wait", "median_wait_s", FieldKind.LENGTH, 11, "Median wait"),
+    ("P99Wait", "p99_wait_s", FieldKind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
+    ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
+    ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
+)
+MOVED = declare_fields(
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Size", "size", FieldKind.SIZE, 6, "GPUs, in a cluster without any CPUs"),
+    ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
+    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
+)
+_URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
+_SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
+
 
 def decision_rows(
     decisions: pd.DataFrame,
@@ -210,38 +241,6 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
 def _most_frequent(reasons: pd.Series[Any]) -> str | None:
     counts = reasons.value_counts()
     return None if counts.empty else str(counts.index[0])
-
-
-MOVED_S = 60
-"""Difference of waits above which a job counts as moved, s."""
-SAME = 0.02
-"""Relative difference of mean waits below which two replays count as equal."""
-SHADOW_LIMITS = (
-    "An estimate: each job gets one urgency for the whole day, the first that was decided for it, so that promotions "
-    "of long waiters are left out and the longest wait is the worse for it.",
-    "Only jobs submitted by the end of the day are replayed; what came later would have delayed some of them.",
-    "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
-    "drained nodes: compare the two replays with each other, not with the record.",
-)
-SHADOW_FIELDS = declare_fields(
-    ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
-    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
-    ("P50Wait", "median_wait_s", FieldKind.LENGTH, 11, "Median wait"),
-    ("P99Wait", "p99_wait_s", FieldKind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
-    ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
-    ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
-)
-MOVED = declare_fields(
-    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
-    ("User", "user", FieldKind.TEXT, 12, "User"),
-    ("Size", "size", FieldKind.SIZE, 6, "GPUs, in a cluster without any CPUs"),
-    ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
-    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
-    ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
-)
-_URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
-_SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

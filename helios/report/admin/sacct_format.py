@@ -25,6 +25,16 @@ from helios.units import write_count
 CUT = "+"
 """What sacct puts in place of the end of a text that its column cannot hold."""
 
+WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
+UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+
+_FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+"""Bounds of a moment. No job is beyond them, and reports of thousands of years take seconds or end in an overflow."""
+
 
 class FieldKind(StrEnum):
     """How a field's values are written."""
@@ -262,17 +272,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, pd.Timestamp):
         return value.isoformat()
     return value.item() if isinstance(value, np.generic) else value
-
-
-# Moments as sacct's ``-S`` and ``-E`` take them: a documented part of Slurm's syntax, on the cluster's own clock.
-
-WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
-UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-"""Bounds of a moment. No job is beyond them, and reports of thousands of years take seconds or end in an overflow."""
-_FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:

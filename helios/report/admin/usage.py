@@ -18,8 +18,6 @@ from helios.metrics.queue import mean_level_over_time
 from helios.model import JobState, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
-# What every report reads off jobs: when they waited, what they held, what was predicted of them.
-
 JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
 FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})
@@ -31,6 +29,63 @@ SECOND = np.timedelta64(1, "s")
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
+SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
+FIGURES = declare_fields(
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
+    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x time held in the window; running jobs so far"),
+    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x time held in the window, without suspensions"),
+    ("NodeHours", "node_hours", FieldKind.DECIMAL, 9, "Nodes x time held in the window, shared nodes in full"),
+    ("Share", "hours_share", FieldKind.SHARE, 6, "Share of the total of GPU hours, else of CPU hours"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
+    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Wait that half of the started jobs stay below"),
+    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
+    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of the ended jobs, whole"),
+    ("Failed", "failed_share", FieldKind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
+    ("TimedOut", "timeout_share", FieldKind.SHARE, 8, "Share of ended jobs cut by their limit"),
+    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "Of GPUHours, those of failed jobs"),
+    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "Of CPUHours, those of failed jobs"),
+    ("OverAsk", "over_asked", FieldKind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
+    ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
+)
+COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
+NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
+GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
+
+STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
+MOST_STEPS = 48
+"""Most rows of the report over time, which decides the length of a step."""
+STALE = timedelta(hours=6)
+"""Age of the last submission from which a note says that the history is old."""
+
+NOW = declare_fields(
+    ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
+    ("GPUs", "waiting_gpus", FieldKind.SIZE, 6, "GPUs they ask for"),
+    ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
+    ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
+    ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
+    ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
+    ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
+    ("RunGPUs", "running_gpus", FieldKind.SIZE, 7, "GPUs they hold"),
+)
+OVER_TIME = declare_fields(
+    ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
+    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
+    ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
+    ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
+    ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),
+    ("Running", "running", FieldKind.DECIMAL, 9, "Jobs running, mean over the step"),
+    ("RunGPUs", "running_gpus", FieldKind.DECIMAL, 9, "GPUs held, mean over the step"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
+)
 
 
 def select_jobs(
@@ -150,33 +205,6 @@ def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.D
     joined: pd.DataFrame = jobs.merge(first, on=JOB_KEY, how="left", validate="many_to_one")
     joined.index = jobs.index
     return joined
-
-
-SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
-SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
-FIGURES = declare_fields(
-    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
-    ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
-    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x time held in the window; running jobs so far"),
-    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x time held in the window, without suspensions"),
-    ("NodeHours", "node_hours", FieldKind.DECIMAL, 9, "Nodes x time held in the window, shared nodes in full"),
-    ("Share", "hours_share", FieldKind.SHARE, 6, "Share of the total of GPU hours, else of CPU hours"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
-    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Wait that half of the started jobs stay below"),
-    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
-    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
-    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of the ended jobs, whole"),
-    ("Failed", "failed_share", FieldKind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
-    ("TimedOut", "timeout_share", FieldKind.SHARE, 8, "Share of ended jobs cut by their limit"),
-    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "Of GPUHours, those of failed jobs"),
-    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "Of CPUHours, those of failed jobs"),
-    ("OverAsk", "over_asked", FieldKind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
-    ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
-    ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
-)
-COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
-NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
-GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
 
 def usage_by(
@@ -327,36 +355,6 @@ def _notes(table: pd.DataFrame) -> list[str]:
 
 
 Times = NDArray[np.int64]
-STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
-MOST_STEPS = 48
-"""Most rows of the report over time, which decides the length of a step."""
-STALE = timedelta(hours=6)
-"""Age of the last submission from which a note says that the history is old."""
-
-NOW = declare_fields(
-    ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
-    ("User", "user", FieldKind.TEXT, 12, "User"),
-    ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
-    ("GPUs", "waiting_gpus", FieldKind.SIZE, 6, "GPUs they ask for"),
-    ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
-    ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
-    ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
-    ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
-    ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
-    ("RunGPUs", "running_gpus", FieldKind.SIZE, 7, "GPUs they hold"),
-)
-OVER_TIME = declare_fields(
-    ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
-    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
-    ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
-    ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
-    ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),
-    ("Running", "running", FieldKind.DECIMAL, 9, "Jobs running, mean over the step"),
-    ("RunGPUs", "running_gpus", FieldKind.DECIMAL, 9, "GPUs held, mean over the step"),
-    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
-    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
-)
 
 
 def queue_at(

@@ -29,6 +29,11 @@ from helios.simulate.core.state import (
     EngineState,
 )
 
+# A de Bruijn sequence gives the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
+# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
+
 
 @kernel
 def assign_nodes(state: EngineState, job: int, now: int) -> int:
@@ -178,8 +183,6 @@ def _random_number(state: EngineState, job: int, number: int) -> int:
 
 
 # Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a linked list of nodes.
-
-
 @kernel
 def add_idle_node(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list of idle nodes.
@@ -225,8 +228,6 @@ def _join(state: EngineState, ahead: int, behind: int) -> None:
 
 
 # Counts of nodes by power state, and node seconds. Before a count changes, node seconds are added up to now.
-
-
 @kernel
 def count_node_seconds(state: EngineState, partition: int) -> None:
     """Add the node seconds of ``partition`` since they were last counted."""
@@ -319,10 +320,6 @@ def count_delay(state: EngineState) -> None:
     clock.last_delay_s = clock.now_s
 
 
-# A de Bruijn sequence gives the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
-# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
 for _bit in range(WORD_BITS):
     _BIT_OF[((int(_DE_BRUIJN) << _bit) & (2**64 - 1)) >> 58] = _bit
 
@@ -548,8 +545,6 @@ def _count_bits(word: np.uint64) -> int:
 #
 # Falling asleep takes the same time on every node, and so does waking. So nodes finish in the order in which they
 # began, and two ring buffers suffice.
-
-
 @kernel
 def partition_of_node(state: EngineState, node: int) -> int:
     """Return the partition of ``node``."""

@@ -17,6 +17,9 @@ from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, EngineState
 
 _Column = NDArray[np.int64]
 
+OVERDUE = -1
+"""Value of ``granted_s`` of a job in the list of overdue jobs."""
+
 
 @kernel
 def heap_rise(ends: _Column, times: _Column, indices: NDArray[Any], job: int, index: int) -> None:
@@ -53,10 +56,6 @@ def heap_remove(ends: _Column, times: _Column, indices: NDArray[Any], job: int, 
 @kernel
 def _ends_before(times: _Column, job: int, other: int) -> bool:
     return bool(times[job] < times[other] or (times[job] == times[other] and job < other))
-
-
-OVERDUE = -1
-"""Value of ``granted_s`` of a job in the list of overdue jobs."""
 
 
 @kernel

@@ -18,6 +18,62 @@ from helios.jit import Table
 from helios.model import Sizes
 from helios.simulate.gpu_units import choose_units, in_units
 
+NOBODY = -1
+NEVER = np.iinfo(np.int64).max
+
+WORD_BITS = 64
+"""Nodes in a word of a set of nodes."""
+
+N_SETS = 4
+"""Number of power states, for each of which the nodes of a partition are kept in sets."""
+
+JOB = np.dtype(
+    [
+        ("submitted_s", np.int64),
+        ("started_s", np.int64),  # the first start; NEVER: not yet
+        ("ends_s", np.int64),  # end of the present run, in truth
+        ("remaining_s", np.int64),  # run time left when it was last started or stopped
+        ("resumed_s", np.int64),  # start of the present run
+        ("granted_s", np.int64),  # estimate that backfill plans with; it grows when it proves too small
+        ("expected_s", np.int64),  # end of the present run by that estimate
+        ("boot_wait_s", np.int64),  # how long its present run waited for nodes to boot
+        ("gpus", np.int32),
+        ("partition", np.int32),
+        ("queue", np.int32),
+        ("first_share", np.int32),  # first of the list of its shares of nodes
+        ("heap_index", np.int32),  # in ``ends``
+    ],
+    align=True,
+)
+
+RECENT_CHECKS = 180
+"""Most checks whose peaks a rule for nodes awake remembers: 3 h of minutes."""
+
+NODE = np.dtype(
+    [
+        ("until_s", np.int64),  # when it will be awake, or asleep
+        ("idle_since_s", np.int64),  # when its last job ended, or when it was up
+        ("free", np.int32),  # GPUs
+        ("power", np.int32),  # AWAKE, ...
+        ("rank", np.int32),  # in its partition's fill order
+        ("tier_end", np.int32),  # the first rank of a higher weight
+        ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
+        ("later", np.int32),
+        ("kept", np.int32),  # excluded from the idle timer
+        ("ranked", np.int32),  # not of this node: entry i of a partition holds the node of rank i
+        ("waking", np.int32),  # not of this node: ring buffer of the nodes that wake, first awake first
+        ("falling", np.int32),  # the same of the nodes that fall asleep
+        ("reserved", np.int32),  # not of this node: list of the nodes reserved for its partition's head
+    ],
+    align=True,
+)
+
+NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
+AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
+"""Power states of a node."""
+PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
+"""Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
@@ -187,42 +243,11 @@ def _refuse_where(what: str, wrong: NDArray[np.bool_], job_id: NDArray[np.object
         raise WorkloadInvalid(f"{int(wrong.sum()):,} jobs' {what}; the first is {job_id[np.argmax(wrong)]}")
 
 
-NOBODY = -1
-NEVER = np.iinfo(np.int64).max
-NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
-WORD_BITS = 64
-"""Nodes in a word of a set of nodes."""
-AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
-"""Power states of a node."""
-N_SETS = 4
-"""Number of power states, for each of which the nodes of a partition are kept in sets."""
-PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
-"""Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
-
-
 def integers(*names: str) -> list[tuple[str, type[np.int64]]]:
     """Return int64 fields of a record."""
     return [(name, np.int64) for name in names]
 
 
-JOB = np.dtype(
-    [
-        ("submitted_s", np.int64),
-        ("started_s", np.int64),  # the first start; NEVER: not yet
-        ("ends_s", np.int64),  # end of the present run, in truth
-        ("remaining_s", np.int64),  # run time left when it was last started or stopped
-        ("resumed_s", np.int64),  # start of the present run
-        ("granted_s", np.int64),  # estimate that backfill plans with; it grows when it proves too small
-        ("expected_s", np.int64),  # end of the present run by that estimate
-        ("boot_wait_s", np.int64),  # how long its present run waited for nodes to boot
-        ("gpus", np.int32),
-        ("partition", np.int32),
-        ("queue", np.int32),
-        ("first_share", np.int32),  # first of the list of its shares of nodes
-        ("heap_index", np.int32),  # in ``ends``
-    ],
-    align=True,
-)
 PENDING = np.dtype(  # a job as a node of its queue's treap
     [
         ("key", np.float64),
@@ -264,29 +289,9 @@ PARTITION = np.dtype(
     ],
     align=True,
 )
-RECENT_CHECKS = 180
-"""Most checks whose peaks a rule for nodes awake remembers: 3 h of minutes."""
 GUARD = np.dtype(integers("at_s", "bound_s"), align=True)
 """From ``at_s`` on, a job goes to the front once it has waited longer than ``bound_s``."""
 SHARE = np.dtype(integers("node", "gpus", "next"), align=True)
-NODE = np.dtype(
-    [
-        ("until_s", np.int64),  # when it will be awake, or asleep
-        ("idle_since_s", np.int64),  # when its last job ended, or when it was up
-        ("free", np.int32),  # GPUs
-        ("power", np.int32),  # AWAKE, ...
-        ("rank", np.int32),  # in its partition's fill order
-        ("tier_end", np.int32),  # the first rank of a higher weight
-        ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
-        ("later", np.int32),
-        ("kept", np.int32),  # excluded from the idle timer
-        ("ranked", np.int32),  # not of this node: entry i of a partition holds the node of rank i
-        ("waking", np.int32),  # not of this node: ring buffer of the nodes that wake, first awake first
-        ("falling", np.int32),  # the same of the nodes that fall asleep
-        ("reserved", np.int32),  # not of this node: list of the nodes reserved for its partition's head
-    ],
-    align=True,
-)
 HOLDING = np.dtype(integers("at_s", "partition", "nodes"), align=True)
 """Number of nodes of a partition that hold a job from ``at_s`` on."""
 CLOCK = np.dtype(

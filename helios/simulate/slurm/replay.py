@@ -41,6 +41,18 @@ from helios.simulate.slurm.workload import (
     SlurmWorkload,
 )
 
+CLOSED = -1_000_000
+"""Number of jobs on a node that gets none, however many jobs that it has now end."""
+RECENT_S = 60
+"""How long before the moment the periods of the controller begin, s."""
+GROWTH = 0.05
+"""Least time between two backfill passes, as a share of the time since the moment.
+
+With it the median starts of four jobs of Venus were within a tenth of those with passes each 30 s, 15 times as fast.
+"""
+DEEP_QUEUE = 300
+"""Pending jobs beyond which passes are rarer in proportion, as each takes longer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmReplay:
@@ -256,21 +268,6 @@ class SlurmTimeline:
         heads = np.asarray(jobs, dtype=np.int64)
         waiting = heads[self.state.jobs["status"][heads] == PENDING]
         recompute_priorities(self.state, waiting, int(self.state.clock["now_ms"][0]))
-
-
-# Simulations of the future of one moment.
-
-CLOSED = -1_000_000
-"""Number of jobs on a node that gets none, however many jobs that it has now end."""
-RECENT_S = 60
-"""How long before the moment the periods of the controller begin, s."""
-GROWTH = 0.05
-"""Least time between two backfill passes, as a share of the time since the moment.
-
-With it the median starts of four jobs of Venus were within a tenth of those with passes each 30 s, 15 times as fast.
-"""
-DEEP_QUEUE = 300
-"""Pending jobs beyond which passes are rarer in proportion, as each takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

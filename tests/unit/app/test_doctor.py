@@ -52,7 +52,7 @@ def daemon_says(town: Town, *, state: str, ago_s: float = 5, suspended: tuple[st
     (town.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
 
 
-def test_with_the_controller_away_what_the_warehouse_knows_is_told_all_the_same(town: Town) -> None:
+def test_with_the_controller_away_the_doctor_tells_what_the_warehouse_knows(town: Town) -> None:
     pause(town.url, "dev", town.folder / "elsewhere", by="root", reason="enough", now=town.cluster.now)
     assert "enough" in finding(town, "pause").message
     assert "80 jobs" in finding(town, "history").message
@@ -62,7 +62,7 @@ def test_no_daemon_is_a_warning(town: Town) -> None:
     assert finding(town, "daemon").verdict is FindingLevel.WARN
 
 
-def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> None:
+def test_a_working_daemon_is_well_and_a_silent_one_is_not(town: Town) -> None:
     daemon_says(town, state="at work")
     assert finding(town, "daemon").verdict is FindingLevel.OK
     daemon_says(town, state="at work", ago_s=1000)
@@ -114,7 +114,7 @@ def test_a_warehouse_that_cannot_be_written_is_no_warehouse(town: Town) -> None:
     assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
 
 
-def test_without_a_model_the_doctor_says_that_shrinkage_predicts_and_how_to_train_one(town: Town) -> None:
+def test_without_a_model_the_doctor_says_how_to_train_one(town: Town) -> None:
     said = finding(town, "model")
     assert said.verdict is FindingLevel.WARN
     assert "There is no model for cluster 'dev'." in said.message and "shrinkage" in said.message
@@ -126,7 +126,7 @@ def test_a_model_that_can_be_read_is_well(town: Town) -> None:
     assert finding(town, "model").verdict is FindingLevel.OK
 
 
-def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town) -> None:
+def test_an_unreadable_model_is_named_with_the_way_to_another(town: Town) -> None:
     record = town.put_promoted(damaged=True)
     said = finding(town, "model")
     assert said.verdict is FindingLevel.FAIL
@@ -169,7 +169,7 @@ def test_a_service_that_orders_jobs_needs_a_published_table(
     assert ("publish = true" in said.hint) == (verdict is FindingLevel.FAIL)
 
 
-def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(town: Town) -> None:
+def test_a_missing_empty_or_old_table_fails_where_a_service_acts(town: Town) -> None:
     asked = {"hook": {"publish": True}}
     assert finding(town, "hook", **asked).verdict is FindingLevel.WARN
     orders(town)
@@ -183,7 +183,7 @@ def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(
 
 
 @pytest.mark.parametrize("put", ["hook/table", "hook/PAUSED", "PAUSED"])
-def test_a_pipe_where_slurmctld_opens_a_file_fails_and_is_not_waited_for(town: Town, put: str) -> None:
+def test_a_pipe_in_place_of_the_table_fails_without_a_wait(town: Town, put: str) -> None:
     publishes(town, ROW)
     path = town.folder / "state" / put
     path.unlink(missing_ok=True)
@@ -237,9 +237,7 @@ def test_while_helios_is_paused_no_hook_is_missing(town: Town) -> None:
     assert finding(town, "hook").verdict is FindingLevel.OK
 
 
-def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_lets_a_service_act_is_told_what_the_hook_lacks(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
     assert doctor.hook_not_installed(town.settings, "dev") == []
     orders(town)
@@ -247,7 +245,7 @@ def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
     assert lacking == [WITHOUT_LUA.message, "no table is published (hook.publish is false)"]
 
 
-def test_the_doctor_names_the_back_end_its_version_and_why_it_was_chosen(program: Program) -> None:
+def test_the_doctor_names_the_back_end_and_why_it_was_chosen(program: Program) -> None:
     program("scontrol", show_config("ClusterName = dev"))
     folder = program("squeue", "echo 'slurm-wlm 22.05.8'")
     ways = {"commands": "as configured", "auto": "pyslurm cannot be used"}

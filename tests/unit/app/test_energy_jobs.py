@@ -150,7 +150,7 @@ def test_too_few_weeks_before_the_window_take_the_safe_rule(answer):
     assert "too few to choose" in chosen.reason
 
 
-def test_a_pool_of_one_node_and_one_of_few_jobs_get_a_rule():
+def test_pools_of_one_node_and_of_few_jobs_get_a_rule():
     jobs = a_history(days=26).jobs
     alone = jobs.assign(partition=np.where(jobs["gpus"] <= 4, "one", "gpu"), gpus=jobs["gpus"].clip(upper=8))
     few = alone.head(1).assign(submitted_at=START, job_id="first", partition="few")
@@ -194,7 +194,7 @@ def test_a_window_shorter_than_a_day_is_scaled_up_and_said():
     assert any("figures for a day are scaled up from it" in note for note in answer.notes)
 
 
-def test_a_window_of_fewer_than_three_weeks_has_no_interval_and_says_so(with_spare_nodes):
+def test_fewer_than_three_weeks_have_no_interval_and_it_is_said(with_spare_nodes):
     assert not with_spare_nodes.weekly
     assert any("No interval is given: it takes 3 whole weeks" in note for note in with_spare_nodes.notes)
 

@@ -75,7 +75,7 @@ def test_always_on_is_the_measure(answer: EnergyWhatIf) -> None:
     assert always_on.cost == pytest.approx(0.2 * always_on.energy_kwh)
 
 
-def test_the_oracle_sleeps_and_saves_more_than_anything_else_and_is_never_short(answer: EnergyWhatIf) -> None:
+def test_the_oracle_saves_most_and_is_never_short(answer: EnergyWhatIf) -> None:
     *others, oracle = answer.policies
     assert oracle.node_hours_short == 0
     for other in others:
@@ -154,7 +154,7 @@ def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
 
 
 @needs_traces
-def test_on_philly_the_rule_saves_more_than_the_papers_at_few_hours_short() -> None:
+def test_on_philly_the_rule_saves_more_than_the_papers() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
     request = EnergySeriesRequest(
         series=series,

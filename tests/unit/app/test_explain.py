@@ -15,7 +15,7 @@ from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict.duration import DurationModel, train
 from helios.predict.model_record import to_record
-from helios.report.models import Explanation, answer_lines
+from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town
 
@@ -40,7 +40,7 @@ def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
     return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
-def test_a_job_of_the_past_is_explained_as_it_was_known_at_its_submission(town: Town) -> None:
+def test_a_past_job_is_explained_by_what_was_known_at_its_submission(town: Town) -> None:
     last = told(town, "alice39")
     assert last.known_at == last.submitted_at
     assert last.run_time_s == 60.0
@@ -90,7 +90,7 @@ def test_a_running_job_says_how_long_it_has_run_and_what_remains(town: Town) -> 
     assert "It has run 20 min" in answer_lines(running)[2]
 
 
-def test_the_last_run_of_a_requeued_job_is_meant_unless_another_is_named() -> None:
+def test_the_last_run_of_a_requeued_job_is_meant_by_default() -> None:
     runs = [a_job(job_id="7", restart=n, run_time_s=100.0 * (n + 1), started_at=f"2020-01-0{n + 2}") for n in range(2)]
     history = a_history(*runs)
     assert explain_prediction(history, "7", choose=no_model).run_time_s == 200.0
@@ -99,7 +99,7 @@ def test_the_last_run_of_a_requeued_job_is_meant_unless_another_is_named() -> No
         explain_prediction(history, "7", choose=no_model, restart=5)
 
 
-def test_a_task_of_an_array_is_found_by_its_number_in_the_array() -> None:
+def test_a_task_is_found_by_its_number_in_the_array() -> None:
     history = a_history(a_job(job_id="12", array_job_id="10", array_task_id="3"))
     assert explain_prediction(history, "10_3", choose=no_model).job_id == "12"
 
@@ -154,7 +154,7 @@ def busy(tmp_path: Path) -> tuple[Town, LoadedHistory, DurationModel, DurationMo
     return town, history, models[0], models[1]
 
 
-def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
+def test_a_job_is_explained_by_the_model_of_its_day(
     busy: tuple[Town, LoadedHistory, DurationModel, DurationModel],
 ) -> None:
     town, history, early, late = busy
@@ -168,7 +168,7 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
     assert "may know this very job" in explain_prediction(history, "alice3", choose=choose).notes[0]
 
 
-def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
+def test_for_a_trace_a_model_learns_from_jobs_that_ended_before() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
     choose = newly_trained_model(history, seed=0)

@@ -50,7 +50,7 @@ def site(tmp_path: Path) -> Published:
     return Published(tmp_path)
 
 
-def test_a_helios_that_is_suspended_has_no_table(site: Published) -> None:
+def test_a_suspended_helios_has_no_hook_table(site: Published) -> None:
     site.town.skew_s = 3600.0
     site.later()
     assert site.operations.cycle().suspended != ()

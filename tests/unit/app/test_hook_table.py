@@ -88,7 +88,7 @@ def test_a_canary_reaches_its_partitions_only() -> None:
     assert {row.partition for row in rows} == {"gpu"}
 
 
-def test_a_canary_by_percent_does_not_reach_the_hook_and_that_is_said() -> None:
+def test_a_canary_by_percent_does_not_reach_the_hook() -> None:
     mode = ServiceMode(mode=Mode.CANARY, percent=50)
     rows, notes = hook_rows(
         history({}),
@@ -120,7 +120,7 @@ def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_problem() -> None:
     assert found(rows, user="alice", gpus=1, limit_min=0).site_factor > 0
 
 
-def test_soft_limits_stand_only_with_the_full_key_and_only_where_the_cluster_knows_them() -> None:
+def test_soft_limits_need_the_full_key_and_a_cluster_that_knows_them() -> None:
     known = history({"user": "alice", "time_limit_s": 500_000.0})
     known = PredictorState(history=known.history, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
     service = SoftLimits(SoftLimits.Options(fallbacks=()))

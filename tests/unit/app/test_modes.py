@@ -81,7 +81,7 @@ def test_a_file_that_leads_nowhere_is_a_pause(url: str, tmp_path: Path) -> None:
     assert is_paused(url, "dev", tmp_path) is not None
 
 
-def test_one_place_that_cannot_be_written_is_said_and_the_other_is_enough(url: str, tmp_path: Path) -> None:
+def test_one_of_two_places_that_can_be_written_is_enough(url: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     paused, problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
     assert paused
@@ -107,6 +107,6 @@ def test_a_pause_writes_through_no_link(tmp_path: Path) -> None:
     assert not (state / PAUSE_FILE).is_symlink() and "maintenance" in (state / PAUSE_FILE).read_text()
 
 
-def test_a_pipe_as_pause_file_is_a_pause_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_as_pause_file_pauses_without_a_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / PAUSE_FILE)
     assert is_paused("sqlite:///none", "dev", tmp_path) is not None

@@ -182,7 +182,7 @@ def test_what_was_not_taken_is_tried_again_by_that_channel_alone(tmp_path: Path)
     assert len(server.bodies) == 1
 
 
-def test_a_state_that_cannot_be_written_is_told_and_nothing_is_sent_twice(tmp_path: Path) -> None:
+def test_with_an_unwritable_state_nothing_is_sent_twice(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a folder should be")
     with ChatServer() as server:
         sender = Sender(settings(tmp_path / "state", webhook=server.url, settle_s=0))

@@ -101,7 +101,7 @@ def test_whole_node_jobs_are_counted_among_the_large_ones() -> None:
     assert np.isnan(found.by_size["more_nodes"])
 
 
-def test_what_earlier_jobs_left_running_delays_nobody_in_the_own_order_of_a_replay() -> None:
+def test_earlier_jobs_delay_nobody_in_the_own_order_of_a_replay() -> None:
     hour = timedelta(hours=1)
 
     def job(number: int, submitted: pd.Timestamp, hours: float) -> dict[str, Any]:

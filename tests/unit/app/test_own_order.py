@@ -43,7 +43,7 @@ def longest_h(seen: Snapshot, *jobs: dict[str, Any]) -> float:
     return longest_own_wait(seen, history(*jobs)) / 3600
 
 
-def test_recorded_starts_do_not_matter_but_what_the_own_order_would_have_done() -> None:
+def test_the_own_order_and_not_recorded_starts_decide() -> None:
     assert longest_h(snapshot(), ended("1", 30, 5), ended("2", 30, 4), ended("3", 29, 1)) == pytest.approx(8, abs=0.01)
 
 

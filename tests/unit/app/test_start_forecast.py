@@ -56,7 +56,7 @@ def test_a_job_that_is_first_on_a_free_cluster_starts_now() -> None:
     assert all(0 <= after <= PASS_S for after in starts_after(snapshot, a_site("node1"), "1"))
 
 
-def test_a_job_waits_for_the_predicted_end_of_the_one_that_holds_its_node() -> None:
+def test_a_job_waits_for_the_predicted_end_on_its_node() -> None:
     holder = a_running_job(
         gpus=8, cpus=64.0, started_at=NOW - pd.Timedelta(hours=1), time_limit_s=86_400.0, **exact(7_200.0)
     )
@@ -225,7 +225,7 @@ def test_a_job_that_cannot_start_is_told_why(values: dict[str, Any], why: str) -
     assert [line for line in told.lines() if why in line]
 
 
-def test_a_job_of_a_group_of_nodes_that_is_down_is_told_so() -> None:
+def test_a_job_whose_nodes_are_down_is_told_so() -> None:
     snapshot = a_snapshot(pending=[whole_node(job_id="1", **exact(60.0))], nodes=[a_node(state="DOWN")])
     assert "nodes" in explained(snapshot, a_site("node1"), "1").problem
 

@@ -33,7 +33,7 @@ from helios.report.significance import CRITERIA, ResampledUnit
 from helios.report.sweep import Group, Sweep, SweepRow, sweep_csv, sweep_tables
 from helios.simulate import Backfill, Placement
 from tests.builders import a_job, jobs_frame
-from tests.unit.app.test_draws import START, a_site
+from tests.unit.app.test_resampling import START, a_site
 
 NODES = {"gpu": 1}
 FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)
@@ -112,7 +112,7 @@ def test_every_list_is_crossed_with_every_other(tmp_path: Path) -> None:
     assert (last.since, last.until, last.warm_up) == (datetime(2020, 3, 9, tzinfo=UTC), None, timedelta(days=7))
 
 
-def test_what_a_site_has_today_and_the_rule_without_a_model_are_always_there() -> None:
+def test_a_sweep_always_has_the_order_of_today_and_a_plain_rule() -> None:
     labels = [(cell.plan.policy, cell.plan.backfill) for cell in asked().cells]
     assert labels[:2] == [(Policy.FIFO, Backfill.EASY), (Policy.FEWEST_GPUS, Backfill.EASY)]
     without = asked(a_plan(controls=False)).cells
@@ -177,9 +177,7 @@ def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHisto
     assert "patience_s=3600" in sweep_csv(found)
 
 
-def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(
-    history: LoadedHistory, tmp_path: Path
-) -> None:
+def test_the_order_of_today_is_no_bounded_first_come_first_served(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
     rows = swept(history, tmp_path, plan).groups[0].rows
     assert [row.label for row in rows if row.is_today] == ["FIFO + EASY (limit)"]
@@ -202,7 +200,7 @@ def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(
         ("policies = [", "cannot be read as TOML"),
     ],
 )
-def test_a_plan_that_is_not_understood_is_refused_with_the_keys_there_are(tmp_path: Path, text: str, said: str) -> None:
+def test_a_plan_that_is_not_understood_is_refused_with_the_known_keys(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read_sweep_plan(written(tmp_path, text))
 

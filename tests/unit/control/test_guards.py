@@ -158,7 +158,7 @@ def test_two_setting_kinds_of_one_job_may_have_two_services() -> None:
     assert owners(first=(change(),), second=(limit(),)) == {"first": ["j1"], "second": ["j1"]}
 
 
-def test_a_service_that_was_not_asked_keeps_its_setting_from_those_after_it() -> None:
+def test_a_service_that_was_not_asked_keeps_its_setting() -> None:
     held = {(JobSetting.ORDER, "j1"): "first"}
     assert owners(held, first=(), second=(change(),)) == {"first": [], "second": []}
 
@@ -198,7 +198,7 @@ def preferred(changes: list[Change[float]], jobs: dict[str, PendingJob]) -> dict
     return found
 
 
-def test_one_user_has_no_more_than_the_share_of_the_jobs_put_ahead_of_others() -> None:
+def test_one_user_has_a_bounded_share_of_the_jobs_put_ahead() -> None:
     new = queue(alice=8, bob=2)
     jobs = behind(new)
     kept = cap_changes([change(job, 0.5) for job in new], jobs=jobs, share=0.5)

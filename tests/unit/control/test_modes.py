@@ -89,7 +89,7 @@ def test_a_shadow_refuses_what_the_cluster_would_refuse() -> None:
     ]
 
 
-def test_a_service_that_is_off_has_no_door() -> None:
+def test_a_service_that_is_off_has_no_cluster() -> None:
     cluster, snapshot = a_queue()
     assert door(OFF, cluster, snapshot) is None
 
@@ -128,7 +128,7 @@ def test_a_canary_restores_only_its_own() -> None:
 @pytest.mark.parametrize(
     ("partition", "covered"), [("gpu", True), ("debug", False), ("debug,gpu", False), ("gpu,big", True)]
 )
-def test_a_job_of_several_partitions_is_in_a_canary_only_with_all_of_them(partition: str, covered: bool) -> None:
+def test_a_job_is_in_a_canary_only_with_all_its_partitions(partition: str, covered: bool) -> None:
     assert canary("gpu", "big").covers(a_job(partition=partition)) is covered
 
 

@@ -122,7 +122,7 @@ def stopped_during(task: str, folder: Path) -> tuple[ToyChores, daemon_module.En
     return toys, ending
 
 
-def test_a_cycle_that_never_ends_is_left_and_nothing_is_written_beside_it(
+def test_nothing_is_written_beside_a_cycle_that_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
@@ -141,7 +141,7 @@ def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
     assert toys.count("release") == 0
 
 
-def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
+def test_a_reading_that_never_ends_does_not_keep_values_from_being_reverted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_module, "READER_S", 0.05)
@@ -191,7 +191,7 @@ def test_a_standby_does_not_take_back_what_another_set(tmp_path: Path) -> None:
     assert toys.count("release") == 0
 
 
-def test_a_daemon_that_never_had_a_good_cycle_takes_back_all_the_same(tmp_path: Path) -> None:
+def test_a_daemon_without_a_good_cycle_takes_everything_back(tmp_path: Path) -> None:
     toys = ToyChores(raises={"cycle": ClusterUnavailable("away")})
     lived(toys, tmp_path)
     assert toys.count("release") == 1
@@ -269,7 +269,7 @@ def test_health_is_served_where_the_settings_say(tmp_path: Path) -> None:
     living.stop(why="SIGTERM")
 
 
-def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
+def test_with_its_address_taken_the_daemon_acts_and_serves_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hand, toys = HandSet(), ToyChores()
@@ -293,7 +293,7 @@ def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
     living.stop(why="SIGTERM")
 
 
-def test_an_address_that_is_not_this_machine_s_ends_the_start_before_any_task(tmp_path: Path) -> None:
+def test_a_foreign_address_ends_the_start_before_any_task(tmp_path: Path) -> None:
     toys = ToyChores()
     living = a_daemon(toys, tmp_path, listen="192.0.2.1:9842")
     with pytest.raises(ConfigurationInvalid):
@@ -302,7 +302,7 @@ def test_an_address_that_is_not_this_machine_s_ends_the_start_before_any_task(tm
     assert lived(toys, tmp_path).code == 0  # no lock was left behind
 
 
-def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_first(tmp_path: Path) -> None:
+def test_a_second_daemon_on_one_state_folder_names_the_first(tmp_path: Path) -> None:
     toys, first = ToyChores(), a_daemon(ToyChores(), tmp_path)
     first.start()
     with pytest.raises(DaemonRuns, match=rf"process {os.getpid()}\) acts on jobs") as refusal:
@@ -322,7 +322,7 @@ def test_a_second_daemon_serves_nothing_before_it_finds_the_lock(tmp_path: Path)
     first.stop(why="SIGTERM")
 
 
-def test_a_cycle_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
+def test_many_open_connections_leave_files_for_a_cycle(tmp_path: Path) -> None:
     toys = ToyChores(does={"cycle": (tmp_path / "by a cycle").touch})
     living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", cycle_s=1)
     living.start()

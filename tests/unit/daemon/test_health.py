@@ -112,7 +112,7 @@ def test_the_file_and_its_folder_are_closed_to_other_accounts(tmp_path: Path) ->
     assert modes == [0o750, 0o640]
 
 
-def test_a_reader_who_has_the_file_open_never_sees_half_of_the_next(tmp_path: Path) -> None:
+def test_a_reader_with_the_file_open_never_sees_half_a_file(tmp_path: Path) -> None:
     file = HealthFile(tmp_path)
     file.write(lambda: {"a": 1})
     with (tmp_path / "health.json").open() as opened:
@@ -120,9 +120,7 @@ def test_a_reader_who_has_the_file_open_never_sees_half_of_the_next(tmp_path: Pa
         assert json.loads(opened.read()) == {"a": 1}
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_its_end_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_folder_is_said_once_and_so_is_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     in_the_way = tmp_path / "state"
     in_the_way.write_text("a file where the folder should be")
     file = HealthFile(in_the_way)

@@ -116,7 +116,7 @@ def test_a_reject_keeps_its_text(tmp_path):
     assert rejects["reason"].tolist() == ["wrong number of fields"] and rejects["text"].tolist() == ["2,J\xf6rg,vc"]
 
 
-def test_names_in_latin_1_are_read_and_told_beside_those_in_utf_8(tmp_path):
+def test_names_in_latin_1_are_read_and_noted_beside_utf_8(tmp_path):
     rows = [a_helios_row(job_id=str(n), user="J\xf6rg").encode(code) for n, code in enumerate(("latin-1", "utf-8"))]
     batch = read(a_file(tmp_path, b"\n".join([HELIOS_HEADER.encode(), *rows, b""])))
     assert batch.jobs["user"].tolist() == ["J\xf6rg", "J\xf6rg"] and batch.rejects.empty

@@ -93,7 +93,7 @@ def test_rows_out_of_order_are_sorted_and_it_is_said(tmp_path):
     assert series.active.tolist() == [3, 4, 5] and "not in the order of time" in series.notes[0]
 
 
-def test_of_two_rows_of_one_minute_the_most_counts_and_it_is_said(tmp_path):
+def test_of_two_rows_of_one_minute_the_larger_counts(tmp_path):
     series = read(a_series_file(tmp_path, *minutes(3, 4, 5), "2020-01-01 00:01:00,2,9"))
     assert series.active.tolist() == [3, 4, 5]
     assert any("1 rows fall on a step that has another" in note for note in series.notes)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FileUnwritable, FormatUnknown
-from helios.ingest import open_trace, reader, write_parquet
+from helios.ingest import open_trace, requeued, write_parquet
 from helios.model import JOBS
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
@@ -73,7 +73,7 @@ def test_a_zone_that_is_given_comes_before_that_of_the_file(tmp_path):
     assert open_trace(written(tmp_path, jobs_frame(a_job())), timezone="Asia/Tokyo").timezone == "Asia/Tokyo"
 
 
-def test_the_number_of_a_restart_stays_also_where_the_runs_before_are_missing(tmp_path):
+def test_a_restart_keeps_its_number_where_earlier_runs_are_missing(tmp_path):
     assert read(written(tmp_path, jobs_frame(a_job(restart=2)))).jobs["restart"].tolist() == [2]
 
 
@@ -83,14 +83,14 @@ def test_two_rows_of_one_run_are_one_job(tmp_path):
 
 
 def test_repeated_rows_are_found_in_a_file_too_large_to_keep(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", 0)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", 0)
     twice, once = a_job(job_id="7"), a_job(job_id="8")
     batches = open_trace(written(tmp_path, jobs_frame(twice, once, twice))).read(rows_per_batch=1)
     assert [reason for batch in batches for reason in batch.rejects["reason"]] == ["duplicate row"]
 
 
 def test_a_large_file_with_text_that_is_no_utf8_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", 0)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", 0)
     bad = pa.array([b"ann", b"\xff\xfe"], pa.binary()).view(pa.string())
     assert rejects_of(a_table(tmp_path, user=bad)) == [(2, "invalid UTF-8")]
 

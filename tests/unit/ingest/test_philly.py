@@ -67,7 +67,7 @@ def test_a_later_attempt_was_eligible_when_the_one_before_ended(tmp_path):
 
 
 @pytest.mark.parametrize("unknown", ["None", None, ""])
-def test_a_job_whose_last_attempt_has_no_end_was_suspended_running(tmp_path, unknown):
+def test_a_job_whose_last_attempt_has_no_end_was_still_running(tmp_path, unknown):
     job = the_job(a_philly_file(tmp_path, a_philly_job(a_philly_attempt(end=unknown))))
     assert job["state"] == "RUNNING" and np.isnan(job["run_time_s"]) and pd.isna(job["ended_at"])
 
@@ -92,13 +92,13 @@ def test_times_are_pacific_unless_a_person_names_a_zone(tmp_path):
     assert open_trace(path).timezone == "America/Los_Angeles"
 
 
-def test_an_attempt_across_the_end_of_daylight_saving_lasts_an_hour_longer_than_its_clocks_say(tmp_path):
+def test_an_attempt_across_the_end_of_daylight_saving_lasts_an_hour_longer(tmp_path):
     attempt = a_philly_attempt("2017-11-05 00:30:00", "2017-11-05 03:30:00")
     job = the_job(a_philly_file(tmp_path, a_philly_job(attempt, submitted_time="2017-11-05 00:00:00")))
     assert job["run_time_s"] == 4 * 3600
 
 
-def test_a_repeated_hour_is_the_second_where_the_first_would_be_before_the_start(tmp_path):
+def test_a_repeated_hour_is_the_second_where_the_first_precedes_the_start(tmp_path):
     attempt = a_philly_attempt("2017-11-05 01:50:00", "2017-11-05 01:10:00")
     job = the_job(a_philly_file(tmp_path, a_philly_job(attempt, submitted_time="2017-11-05 01:40:00")))
     assert job["run_time_s"] == 20 * 60
@@ -118,7 +118,7 @@ def test_a_repeated_hour_is_the_second_where_the_first_would_be_before_the_start
         ("a job", "record is not understood"),
     ],
 )
-def test_a_job_that_makes_no_sense_is_rejected_with_its_number_and_reason(tmp_path, job, reason):
+def test_an_impossible_job_is_rejected_with_its_number_and_reason(tmp_path, job, reason):
     path = a_philly_file(tmp_path, a_philly_job(a_philly_attempt(), jobid="first"), job)
     assert rejects_of(path) == [(2, reason)]
 
@@ -128,7 +128,7 @@ def test_a_rejected_job_is_kept_with_what_was_read_of_it(tmp_path):
     assert '"b7"' in read(path).rejects["text"].iloc[0]
 
 
-def test_a_log_cut_in_the_middle_is_an_error_that_says_how_far_it_was_read(tmp_path):
+def test_a_log_that_is_cut_says_how_far_it_was_read(tmp_path):
     whole = json.dumps([a_philly_job(a_philly_attempt(), jobid=str(number)) for number in range(100)])
     with pytest.raises(FileUnreadable, match=r"(?s)no JSON behind job 9\d.*export or copy it again"):
         next(open_trace(a_file(tmp_path, whole[:-900])).read())

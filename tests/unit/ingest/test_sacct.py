@@ -187,7 +187,7 @@ COUNTS = {"ReqCPUS": "1", "ReqNodes": "1", "NCPUS": "64", "NNodes": "2"}
 
 
 @pytest.mark.parametrize(("fields", "gpus"), [(BOTH, (8, 1)), (COUNTS, (np.nan, np.nan))])
-def test_a_job_that_started_holds_what_was_allocated_and_its_request_is_kept(tmp_path, fields, gpus):
+def test_a_started_job_has_its_allocation_and_keeps_its_request(tmp_path, fields, gpus):
     job = a_job(tmp_path, **fields)
     sizes = [job[f"{name}{end}"] for name in ("nodes", "cpus", "gpus") for end in ("", "_requested")]
     np.testing.assert_array_equal(sizes, (2, 1, 64, 1, *gpus))
@@ -293,7 +293,7 @@ def test_the_one_cluster_in_the_file_is_named(tmp_path):
     assert open_trace(a_sacct_file(tmp_path, a_sacct_row(Cluster="ada"))).cluster == "ada"
 
 
-def test_of_two_clusters_in_the_file_none_is_named_and_both_are_told(tmp_path):
+def test_two_clusters_in_a_file_are_told_and_none_is_chosen(tmp_path):
     path = a_sacct_file(tmp_path, a_sacct_row(Cluster="ada"), a_sacct_row(Cluster="bob", JobIDRaw="2"))
     assert open_trace(path).cluster is None
     assert any("ada, bob" in note for note in read(path).notes)

@@ -64,7 +64,7 @@ def test_partial_executions_are_skipped_and_told(tmp_path):
     assert (len(batch.jobs), len(batch.rejects)) == (1, 0) and batch.notes[0].startswith("2 partial executions")
 
 
-def test_a_job_cancelled_before_it_started_has_no_start_and_no_run_time(tmp_path):
+def test_a_job_cancelled_before_its_start_has_no_start_or_run_time(tmp_path):
     job = the_job(an_swf_file(tmp_path, an_swf_row(status=5, run=-1, procs=-1, wait=74)))
     assert pd.isna(job["started_at"]) and np.isnan(job["run_time_s"])
     assert int(job["ended_at"].timestamp()) == 1_000_000_174

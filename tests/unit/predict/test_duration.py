@@ -105,7 +105,7 @@ def test_the_same_seed_grows_the_same_model_and_another_seed_another():
     assert train(jobs, cluster="lab", seed=1).model_id != train(jobs, cluster="lab", seed=2).model_id
 
 
-def test_too_little_history_is_refused_with_how_much_there_is_and_how_much_it_takes():
+def test_too_little_history_is_refused_with_what_there_is_and_must_be():
     with pytest.raises(NotEnoughHistory, match=r"30 jobs have a known run time.* at least 200"):
         train(a_campaign(30), cluster="lab")
 

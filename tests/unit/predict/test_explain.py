@@ -10,17 +10,9 @@ from helios.errors import FrameInvalid
 from helios.predict.causal_stats import LEVELS, NEIGHBOUR_PSEUDO_JOBS
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
-from helios.predict.explain import (
-    AFTERWARDS,
-    BASES,
-    DISTRIBUTION,
-    EVERY_JOB,
-    NEIGHBOURHOOD,
-    PRIOR,
-    explain_last,
-    narrowest_group,
-)
+from helios.predict.explain import AFTERWARDS, DISTRIBUTION, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last
 from helios.predict.job_table import JobTable, causal_features
+from helios.predict.similar_jobs import BASES, narrowest_group
 from tests.examples import examples
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 from tests.unit.predict.walks import quantiles_of
@@ -65,7 +57,7 @@ def test_it_explains_what_is_predicted_of_the_job_among_the_whole_trace(jobs):
 
 @settings(max_examples=examples(15), deadline=None)
 @given(traces())
-def test_each_step_is_the_mean_that_the_features_name_and_the_last_but_one_is_the_anchor(jobs):
+def test_each_step_is_the_mean_that_the_features_name(jobs):
     told = explain_last(jobs)
     for step in told.steps:
         # Of the account the feature is its own mean, before the cluster's draws it.
@@ -77,7 +69,7 @@ def test_each_step_is_the_mean_that_the_features_name_and_the_last_but_one_is_th
     assert drawn == pytest.approx(told.features["anchor"], abs=1e-5)
 
 
-def test_the_steps_lead_from_a_guess_through_every_level_of_the_shrinkage_to_the_neighbours():
+def test_steps_lead_from_a_guess_through_every_level_to_the_neighbours():
     jobs = a_trace(*({"submit": 100 * n, "name": "fit", "account": "physics"} for n in range(3)))
     passed = [name for name in LEVELS if name not in {"partition", "user_any_limit"}]
     assert [step.level for step in explain_last(jobs).steps] == [PRIOR, *passed, NEIGHBOURHOOD, DISTRIBUTION]
@@ -111,7 +103,7 @@ def test_the_trees_part_names_every_feature_and_without_trees_there_is_none():
     assert list(explain_last(jobs, model=replace(a_model(), trained=False)).corrections) == [AFTERWARDS]
 
 
-def test_a_prediction_cut_at_the_time_limit_says_so_in_the_last_step():
+def test_a_prediction_cut_at_the_time_limit_says_so_last():
     long = [{"run": 7000.0, "submit": 8000 * n} for n in range(6)]
     told = explain_last(a_trace(*long, {"submit": 80_000, "time_limit_s": 60.0}))
     assert told.quantiles_s[1] <= 121.0

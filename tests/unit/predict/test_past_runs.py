@@ -173,7 +173,7 @@ def test_what_is_read_off_is_that_of_the_distribution(noise):
     assert np.interp(np.log1p(found[1]), at, scratch.cdf) == pytest.approx(0.5, abs=0.02)
 
 
-def test_each_side_is_missed_as_often_as_it_should_be_even_where_the_distribution_is_wrong():
+def test_each_side_is_missed_as_often_as_promised_under_wrong_distributions():
     # Every user's runs become longer and longer, so that past runs are always too short.
     rng = np.random.default_rng(0)
     n = 6000
@@ -189,7 +189,7 @@ def test_each_side_is_missed_as_often_as_it_should_be_even_where_the_distributio
     assert np.mean(run_s[2000:] > found[:, 2]) == pytest.approx(0.1, abs=0.04)
 
 
-def test_a_bound_is_learned_when_a_job_has_run_so_long_and_not_only_at_its_end():
+def test_a_bound_is_learned_before_the_end_of_a_job():
     short = [{"submit": 100 * n, "run": 60.0, "user": f"u{n % 50}", "time_limit_s": np.inf} for n in range(400)]
     walk = walked(a_trace(*short))
     before = walk.calibration().offsets[1, GROUPS.index("all")]
@@ -209,7 +209,7 @@ def test_runs_of_one_second_lie_within_their_interval():
     assert inside.all()
 
 
-def test_an_interval_that_ends_at_the_limit_holds_the_runs_that_slurm_ends_there():
+def test_an_interval_that_ends_at_the_limit_holds_runs_ended_there():
     rng = np.random.default_rng(0)
     run_s = np.where(rng.random(2000) < 0.6, 3617.0, np.round(np.exp(8 * rng.random(2000))))
     jobs = a_trace(*({"submit": 9000 * k, "run": float(s), "time_limit_s": 3600.0} for k, s in enumerate(run_s)))

@@ -16,8 +16,8 @@ from helios.report.admin.sacct_format import as_lines, chosen_fields
 from helios.report.charts import as_png, nodes_over_time, saved_by_day
 from helios.report.energy import ALWAYS_ON, EnergyLedger, Saving, energy_answer, energy_sentences, fields_by
 from helios.report.html import render_energy
-from tests.unit.report.admin_frames import DAY
-from tests.unit.report.test_admin_nightly import a_night
+from tests.unit.report.admin.frames import DAY
+from tests.unit.report.admin.test_nightly import a_night
 
 DAYS = 7
 TIMER = "idle_timer_30min"

@@ -208,7 +208,7 @@ def test_money_and_carbon_dioxide_are_shown_only_where_they_are_known() -> None:
     assert without.to_json()["policies"][0]["cost"] is None
 
 
-def test_each_number_of_spare_nodes_has_a_row_with_the_price_of_the_last() -> None:
+def test_each_number_of_spare_nodes_has_a_row_with_its_price() -> None:
     answer = replace(an_answer(a_result("ces", **DELAYS)), front=a_front(0, 1))
     rows = [line.split() for line in shown(answer, 80).splitlines()]
     figures = ["8.75", "%", "1.00", "%", "0.63", "90", "%", "96", "%"]

@@ -151,7 +151,7 @@ def test_an_outcome_says_what_happened_and_who_is_promoted(outcome: dict[str, An
     assert said in "\n".join(outcome_text(outcome))
 
 
-def test_a_dry_run_names_no_command_on_a_model_that_is_not_kept() -> None:
+def test_a_dry_run_names_no_command_for_a_model_not_stored() -> None:
     told = "\n".join(outcome_text(an_outcome(step="kept", promoted="shrinkage", written=False)))
     assert "helios model promote" not in told
 

@@ -306,7 +306,7 @@ def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, floa
 
 @settings(max_examples=examples(12))
 @given(jobs=arrivals, longest_waits_s=st.lists(st.floats(0, 3600), min_size=1, max_size=20))
-def test_a_bound_that_follows_the_sites_own_order_holds_with_the_longest_there_was(
+def test_a_bound_that_follows_the_own_order_holds_with_its_maximum(
     jobs: list[tuple[int, int, int, float]], longest_waits_s: list[float]
 ) -> None:
     service = qssf(order="qssf", promote_after_s=0.0, least_s=600.0, bound_share=0.5, every_s=300)
@@ -435,7 +435,7 @@ def test_the_order_is_that_of_the_formula_at_every_moment(
 
 @settings(max_examples=examples(20))
 @given(seconds=st.integers(0, 3 * 86_400), tau_s=st.floats(5, 1e6))
-def test_the_reference_moment_is_the_middle_of_a_stretch_that_holds_the_time(seconds: int, tau_s: float) -> None:
+def test_the_reference_moment_is_the_middle_of_its_stretch(seconds: int, tau_s: float) -> None:
     now_us = (int(NOON.timestamp()) + seconds) * 10**6
     reference_us, next_us = _reference(now_us, tau_s)
     stretch_us = 2 * (next_us - reference_us)

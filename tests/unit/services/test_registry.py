@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
-from helios.services.packing import Packing
 from helios.services.qssf import Qssf
-from helios.services.registry import POOL_GROUP, build, build_for_pool, installed
+from helios.services.registry import POOL_GROUP, build, installed
+from helios.training.services import build_for_pool
 
 GOOD = """
 from dataclasses import dataclass
@@ -97,11 +97,6 @@ def test_services_for_pools_are_found_apart(install: Install) -> None:
         build_for_pool(name, {"cpus": 2})
 
 
-def test_helios_own_service_for_pools_is_installed() -> None:
-    assert isinstance(build_for_pool("packing", {"together": 2}), Packing)
-    assert "node_fill_order" not in installed(POOL_GROUP)
-
-
 def test_a_service_is_built_with_its_defaults() -> None:
     service = build("qssf", {})
     assert isinstance(service, Qssf)
@@ -135,7 +130,7 @@ def test_an_unknown_service_is_told_with_those_there_are() -> None:
         build("qsff", {})
 
 
-def test_an_unknown_option_is_named_with_the_allowed_ones_their_types_and_defaults() -> None:
+def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     with pytest.raises(ServiceInvalid, match=r"(?s)'evry_s'.*every_s: int = 30;.*promote_after_s: float = 0.0"):
         build("qssf", {"evry_s": 60})
 

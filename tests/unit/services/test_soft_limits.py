@@ -103,7 +103,7 @@ def test_a_shorter_prediction_rewrites_nothing(p90_s: float, again: float) -> No
     assert [(outcome.job_id, outcome.result) for outcome in outcomes] == [(job_id, Result.UNCHANGED)]
 
 
-def test_a_bound_that_is_no_longer_worth_it_is_no_longer_asked_for() -> None:
+def test_a_bound_that_no_longer_helps_is_dropped() -> None:
     assert bound_s(**predicted(80_000), soft_limit_s=7_620.0) is None
 
 

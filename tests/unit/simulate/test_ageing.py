@@ -32,7 +32,7 @@ def longest_in_plain_words(workload, started_s, at_s, memory_s):
 
 @given(rows=JOBS, memory_s=st.sampled_from([HOUR, 2 * HOUR, 5 * HOUR, MEMORY_S]))
 @settings(max_examples=examples(20), deadline=None)
-def test_the_longest_wait_is_the_longest_of_who_still_waits_and_who_started_lately(rows, memory_s):
+def test_the_longest_wait_is_of_pending_and_recently_started_jobs(rows, memory_s):
     workload = a_workload(sorted(rows))
     result = replay(workload, ONE_NODE, backfill=Backfill.SKIP, order=fewest_gpus_first)
     longest = LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s, memory_s=memory_s)
@@ -108,7 +108,7 @@ def strict_queue_in_plain_words(workload, service, ageing):
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=examples(20), deadline=None)
-def test_keys_age_as_the_formula_says_with_the_ageing_time_of_the_moment(rows, steps, seed):
+def test_keys_age_by_the_formula_with_the_current_ageing_time(rows, steps, seed):
     workload = a_workload(sorted(rows))
     believed = np.exp(np.random.default_rng(seed).uniform(0, 12, len(workload)))
     steps = sorted(steps)

@@ -73,7 +73,7 @@ def test_it_keeps_the_contract_of_a_cluster():
     check_cluster(a_busy_cluster)
 
 
-def test_ends_and_arrivals_of_the_second_have_happened_and_what_they_make_possible_has_not():
+def test_ends_and_arrivals_of_a_second_come_before_starts():
     cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8), (10, 10, 1)])
     cluster.advance(10)
     snapshot = cluster.snapshot()
@@ -132,7 +132,7 @@ def test_jobs_that_run_or_are_not_there_are_gone(job):
     assert outcome.result is Result.GONE
 
 
-def test_a_job_that_is_submitted_later_is_gone_and_not_in_the_snapshot():
+def test_a_job_submitted_later_is_not_in_the_snapshot():
     cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8)])
     cluster.advance(4)
     assert results(cluster.apply([an_order(job1=0.5)])) == [("1", Result.GONE)]
@@ -146,7 +146,7 @@ def test_a_job_that_has_ended_is_gone():
     assert cluster.snapshot().running.empty
 
 
-def test_a_held_job_is_refused_and_does_not_start_until_it_is_released():
+def test_a_held_job_is_refused_and_starts_after_its_release():
     cluster = a_sim_cluster([(0, 10, 8), (1, 10, 8), (2, 10, 8)])
     cluster.advance(2)
     cluster.hold("1")
@@ -168,7 +168,7 @@ def test_holding_the_head_lets_those_behind_it_start_at_once():
     assert run_out(cluster)[2] == 50
 
 
-def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released():
+def test_a_value_on_a_held_job_counts_when_it_is_released():
     cluster = a_busy_cluster(pending=3)
     cluster.apply([an_order(job2=0.5, job3=0.5)])
     cluster.hold("2")
@@ -202,7 +202,7 @@ def test_a_component_of_a_heterogeneous_job_is_left_alone():
     assert results(cluster.apply([an_order(job1=0.5, job2=0.4)])) == [("1", Result.REFUSED), ("2", Result.DONE)]
 
 
-def test_backfill_plans_with_a_soft_limit_and_the_job_runs_as_long_as_it_does():
+def test_a_soft_limit_changes_the_plan_and_no_run_time():
     # Job 2 would pass the blocked head if backfill knew that it runs for 50 s and not for its limit of 500 s.
     rows, limits = [(0, 100, 7), (1, 10, 8), (2, 50, 1)], {"time_limit_s": [100.0, 10.0, 500.0]}
     alone, helped = (a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500]) for _ in range(2))
@@ -227,7 +227,7 @@ def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
     assert cluster.snapshot().pending["soft_limit_s"].isna().all()
 
 
-def test_a_restore_of_everything_names_what_was_set_and_leaves_the_site_s_own_order():
+def test_a_full_restore_leaves_the_order_of_the_site():
     cluster = a_busy_cluster(pending=4)
     cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
     outcomes = cluster.apply([Revert(reason="why")])
@@ -370,7 +370,7 @@ def test_what_was_seen_stays_so_whatever_happens_before_somebody_looks():
     assert late.pending_values("urgency").tolist() == early.pending["urgency"].tolist()
 
 
-def test_a_service_that_writes_into_what_it_sees_does_not_reach_the_next_one():
+def test_a_service_cannot_change_the_snapshot_of_the_next_one():
     cluster = a_busy_cluster(pending=2)
     spoilt = cluster.snapshot()
     spoilt.pending.loc[:, ["gpus", "user", "name"]] = [77, "alice", "spoilt"]
@@ -415,7 +415,7 @@ def test_an_id_that_was_used_again_gets_a_number():
     assert run_out(cluster) == [0, 20, 10]
 
 
-def test_there_is_a_choice_only_where_something_may_start_besides_what_came_alone():
+def test_one_job_that_came_alone_is_no_choice():
     cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)])
     seen = []
     while (moment := cluster.next_event_s()) is not None:
@@ -424,13 +424,13 @@ def test_there_is_a_choice_only_where_something_may_start_besides_what_came_alon
     assert seen == [(0, False), (1, False), (2, False), (10, True), (20, False), (30, False), (40, False)]
 
 
-def test_two_jobs_that_come_in_one_second_are_a_choice_though_neither_has_waited():
+def test_two_jobs_that_come_in_one_second_are_a_choice():
     cluster = a_sim_cluster([(0, 10, 8), (0, 10, 8)])
     cluster.advance(0)
     assert cluster.has_choice()
 
 
-def test_one_job_that_has_waited_is_a_choice_too_since_its_soft_limit_may_be():
+def test_one_job_that_has_waited_is_a_choice_too():
     cluster = a_sim_cluster([(0, 10, 8), (1, 10, 4)])
     run = []
     while (moment := cluster.next_event_s()) is not None:
@@ -453,13 +453,13 @@ def test_time_goes_on_by_itself_from_one_arrival_to_the_next():
     assert cluster.ended_s.tolist() == [10, 20, 20, 40]
 
 
-def test_time_stops_where_there_is_a_choice_and_somebody_wants_to_be_asked():
+def test_time_stops_where_a_service_may_choose():
     rows = [(0, 10, 8), (1, 10, 4), (2, 10, 4), (30, 10, 1)]
     assert (10, False, True) in halts(a_sim_cluster(rows), choices_from_s=10)
     assert (10, False, True) not in halts(a_sim_cluster(rows), choices_from_s=11)
 
 
-def test_an_alarm_rings_only_after_a_moment_at_which_there_was_a_choice():
+def test_an_alarm_rings_only_after_a_moment_with_a_choice():
     # At 10 one job starts and another, which would fit but for the reservation, goes on waiting.
     rows = [(0, 10, 8), (1, 100, 7), (2, 50, 8), (3, 500, 1)]
     rung = halts(a_sim_cluster(rows, estimates_s=[10, 100, 50, 500]), choices_from_s=25, alarm_from_s=25)
@@ -527,7 +527,7 @@ def test_the_clock_does_not_go_back():
         cluster.advance(99)
 
 
-def test_what_cannot_be_simulated_is_refused_at_the_door():
+def test_what_cannot_be_simulated_is_refused():
     workload, shape = a_workload([(0, 10, 9)]), a_shape((1, 8))
     jobs = jobs_of(workload, shape)
     with pytest.raises(JobLargerThanPartition):

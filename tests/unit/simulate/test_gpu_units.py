@@ -12,8 +12,8 @@ from helios.simulate.gpu_units import choose_units, in_units, replay_sizes, roun
 from helios.simulate.slurm import replay_slurm
 from tests.examples import examples
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
-from tests.unit.simulate.slurmlike.builders import AT_ONCE, a_site
-from tests.unit.simulate.slurmlike.builders import a_workload as a_slurm_workload
+from tests.unit.simulate.slurm.builders import AT_ONCE, a_site
+from tests.unit.simulate.slurm.builders import a_workload as a_slurm_workload
 
 TOTAL = 8
 

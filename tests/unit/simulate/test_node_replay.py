@@ -47,7 +47,7 @@ def test_nodes_in_blocks_are_filled_from_the_first():
     assert held[2] in {2, 3}
 
 
-def test_a_level_wakes_and_puts_to_sleep_down_to_the_nodes_in_use():
+def test_a_level_puts_to_sleep_down_to_the_nodes_in_use():
     shape = a_shape((6, 8))
     workload = a_workload([(0, 80_000, 16), (90_000, 10, 8)])
     level = AwakeRule(memory_s=0, spare=6, every_s=600, counts_use=False)

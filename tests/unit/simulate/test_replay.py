@@ -62,7 +62,7 @@ def test_easy_extends_an_estimate_that_proved_too_small():
 DRAINING = [(0, 9, 5), (0, 50, 5), (1, 9, 8)]
 
 
-def test_easy_counts_gpus_so_that_a_long_job_may_take_one_on_the_node_that_the_head_needs():
+def test_easy_may_give_a_long_job_a_node_of_the_head():
     assert starts([*DRAINING, (2, 99, 1)], a_shape((2, 8)), backfill=EASY)[2:] == [50, 2]
 
 
@@ -79,7 +79,7 @@ def test_nodes_lets_a_job_that_ends_in_time_use_what_is_reserved():
 
 
 @pytest.mark.parametrize(("closed", "second"), [(False, 2), (True, 5)])
-def test_nodes_that_are_closed_for_a_promoted_head_are_closed_to_short_jobs_too(closed, second):
+def test_nodes_reserved_for_a_promoted_head_are_closed_to_short_jobs(closed, second):
     rows = [*DRAINING, (2, 3, 3), (2, 3, 3)]
     options = {"guard": WaitBound.constant(0), "reservation": Reservation(closed=closed)}
     assert starts(rows, a_shape((2, 8)), backfill=NODES, **options)[3:] == [2, second]
@@ -91,7 +91,7 @@ def test_no_more_gpus_are_held_idle_for_a_head_than_may_be(idle_gpus, head):
     assert starts([*DRAINING, (2, 99, 1)], a_shape((2, 8)), backfill=NODES, reservation=reservation)[2] == head
 
 
-def test_nodes_expects_a_job_past_its_estimate_to_last_three_tenths_longer_than_it_has():
+def test_a_job_past_its_estimate_is_expected_to_last_30_percent_longer():
     rows = [(0, 50, 6), (1, 9, 8), (10, 3, 1), (10, 4, 1)]
     assert starts(rows, a_shape((1, 8)), backfill=NODES, estimates=[2, 9, 3, 4]) == [0, 50, 10, 59]
 
@@ -157,7 +157,7 @@ def test_srtf_stops_nobody_if_that_would_not_make_room():
     assert srtf([(0, 4, 4), (0, 90, 4), (1, 10, 8)], a_shape((1, 8))).ended_s.tolist() == [4, 100, 14]
 
 
-def test_the_wait_under_srtf_counts_all_the_time_that_a_job_did_not_run():
+def test_the_wait_under_srtf_counts_all_time_without_running():
     assert srtf([(0, 10, 8), (4, 3, 8)], a_shape((1, 8))).wait_s.tolist() == [3, 0]
 
 

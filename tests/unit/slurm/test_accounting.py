@@ -134,9 +134,7 @@ record 1.batch "" "" COMPLETED 9 $had 00:04.038 1 324276224 cpu=00:00:03,mem=324
 """
 
 
-def test_what_jobs_used_is_asked_for_in_bounded_windows_and_each_job_counts_once(
-    program: Program, tmp_path: Path
-) -> None:
+def test_use_is_asked_for_in_windows_and_each_job_counts_once(program: Program, tmp_path: Path) -> None:
     (tmp_path / "name").write_text("x\n2|bob|gpu|COMPLETED|9|cpu=4|00:04|1|9|mem=9|y")
     folder = program("sacct", USED.format(asked=tmp_path / "asked", name=tmp_path / "name"))
     accounting = Accounting(shell=Shell(folder=str(folder)))

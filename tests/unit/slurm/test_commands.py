@@ -101,7 +101,7 @@ def test_nodes_of_one_command_have_its_answer_and_others_theirs(program: Program
     assert [bool(answer) for answer in backend.change_nodes(changes)] == [True, False, True]
 
 
-def test_a_call_is_never_for_more_nodes_than_the_controller_should_hold_its_lock_for() -> None:
+def test_a_call_names_a_bounded_number_of_nodes() -> None:
     sizes: list[int] = []
 
     def write(batches: Sequence[NodeUpdate]) -> list[str]:
@@ -172,7 +172,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_shorter_queue(program: Pro
         CommandsBackend(commands_folder=str(folder)).queue()
 
 
-def test_a_single_job_is_named_twice_because_squeue_fails_where_it_is_alone_and_gone(program: Program) -> None:
+def test_a_single_job_is_named_twice_to_squeue(program: Program) -> None:
     folder = program("squeue", 'echo "$*" > "$0.asked"')
     assert CommandsBackend(commands_folder=str(folder)).queue(["5"]) == []
     assert (folder / "squeue.asked").read_text().split()[-1] == "--jobs=5,5"
@@ -243,9 +243,7 @@ for row in rows["tasks" if "--array" in sys.argv else "whole"]:
 """
 
 
-def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_say_so(
-    program: Program, tmp_path: Path
-) -> None:
+def test_a_task_that_left_its_array_is_a_record_of_its_own(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     (tmp_path / "squeue").write_text(SQUEUE_WITHOUT_ARRAY_UNIQUE)
     (tmp_path / "squeue").chmod(0o755)
@@ -264,7 +262,7 @@ def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> Non
     assert parse.tasks(text) == len(set(tasks))
 
 
-def test_a_change_that_no_scontrol_could_be_started_for_is_answered_and_nothing_is_raised(tmp_path: Path) -> None:
+def test_a_change_without_a_started_scontrol_is_answered(tmp_path: Path) -> None:
     backend = CommandsBackend(commands_folder=str(tmp_path))
     (said,) = backend.change([JobUpdate(job_id="1", site_factor=137)])
     assert said

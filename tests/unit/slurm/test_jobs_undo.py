@@ -50,7 +50,7 @@ def test_a_process_sees_what_another_adds(tmp_path: Path) -> None:
     assert undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
-def test_a_line_that_a_crash_cut_short_proves_nothing_and_spoils_no_other(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_cut_proves_nothing(tmp_path: Path) -> None:
     (tmp_path / JOBS_FILE).write_text(f"site_factor\t1\t{START}\t4")
     undo = JobsUndo(tmp_path)
     undo.refresh()
@@ -111,7 +111,7 @@ def test_what_already_stands_there_is_not_written_again(tmp_path: Path) -> None:
     assert len((tmp_path / JOBS_FILE).read_text().splitlines()) == 1
 
 
-def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) -> None:
+def test_a_value_seen_gone_may_come_back(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     undo.add([a_value()])
     undo.add([a_value(value=0)])
@@ -119,7 +119,7 @@ def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) 
     assert has_record(tmp_path)
 
 
-def test_of_the_submissions_of_a_requeued_job_the_latest_up_to_its_own_says_what_was_last(tmp_path: Path) -> None:
+def test_of_a_requeued_job_the_latest_submission_tells_the_last_value(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     for later, value in ((0, 137), (2, 337), (1, 237), (9, 937)):
         undo.add([a_value(value=value, submitted=START + later)])
@@ -129,7 +129,7 @@ def test_of_the_submissions_of_a_requeued_job_the_latest_up_to_its_own_says_what
     assert undo.last(JobSetting.ORDER, a_raw_job("1", submitted=START + 5)) == 0  # not requeued: another job
 
 
-def test_the_book_proves_what_it_names_and_the_one_before_it_no_longer(tmp_path: Path) -> None:
+def test_the_ledger_proves_what_it_names_and_no_earlier_value(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     undo.load([a_value("1"), a_value("2", 37)])
     assert undo.has_record(JobSetting.ORDER, a_raw_job("1"), 4037)
@@ -164,9 +164,7 @@ def test_a_place_of_the_hook_is_proved_by_user_partition_and_time(
 
 
 @pytest.mark.parametrize(("limit_s", "proved"), [(3600.0, True), (7200.0, False), ("UNLIMITED", False)])
-def test_a_soft_limit_of_the_hook_is_proved_by_the_time_limit_too(
-    tmp_path: Path, limit_s: float | str, proved: bool
-) -> None:
+def test_the_time_limit_proves_a_soft_limit_of_the_hook_too(tmp_path: Path, limit_s: float | str, proved: bool) -> None:
     published(tmp_path, ROW)
     undo = JobsUndo(tmp_path)
     undo.refresh()

@@ -298,7 +298,7 @@ def test_after_the_first_write_silence_is_told_of_each_node() -> None:
     assert "could not be read back" in outcomes[1].remark
 
 
-def test_a_sleep_that_meets_silence_after_a_wake_was_written_is_told_too() -> None:
+def test_a_sleep_that_fails_after_a_written_wake_is_told() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"))
     slurm.down_after = 4  # nodes, desk, the wake and the freshest look are answered
     outcomes = nodes_of(slurm).steer([*down("n1"), *up("n2")])

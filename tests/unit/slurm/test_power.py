@@ -65,7 +65,7 @@ def test_a_state_that_slurm_writes_is_a_power_state(state: str, flags: str | Non
         ("UNKNOWN", "NOT_RESPONDING", "UNKNOWN"),
     ],
 )
-def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str, flags: str | None, why: str) -> None:
+def test_nodes_of_an_admin_neither_sleep_nor_wake(state: str, flags: str | None, why: str) -> None:
     node = a_raw_node("n1", state=state, flags=flags, reason="disk")
     assert why in why_not_wake(node)
     assert why in excluded_reason(node)
@@ -80,7 +80,7 @@ def test_what_slurm_needs_is_not_put_to_sleep_but_may_be_woken(flags: str, why: 
     assert why_not_wake(node) == ""
 
 
-def test_a_node_that_does_not_answer_is_left_alone_but_one_that_boots_has_time() -> None:
+def test_a_silent_node_is_left_alone_and_a_booting_one_has_time() -> None:
     assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING")) == "it does not answer"
     assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING+POWERING_UP")) == ""
 
@@ -118,7 +118,7 @@ def test_a_number_keeps_that_many_of_the_idle_nodes_that_are_awake() -> None:
     assert kept_awake(nodes, Exclusions(warm=keep_awake_list("n[1-6]:2,n7"))) == {"n4", "n5", "n7"}
 
 
-def test_a_number_keeps_one_less_for_each_busy_node_from_24_05_on() -> None:
+def test_since_24_05_a_busy_node_lowers_the_number_kept() -> None:
     nodes = [
         a_raw_node("n1"),
         a_raw_node("n2"),
@@ -192,7 +192,7 @@ def test_the_sites_own_list_stands_first_and_as_it_is() -> None:
     assert join_exceptions("", []) == ""
 
 
-def test_a_frame_of_nodes_says_power_excluded_reason_rack_and_who_is_kept_awake() -> None:
+def test_a_frame_of_nodes_has_power_reason_rack_and_keep_awake() -> None:
     drained = a_raw_node("n3", flags="DRAIN", reason="caf\udce9")
     nodes = [a_raw_node("n2", flags="POWERED_DOWN"), a_raw_node("n1"), drained]
     around = NodeSurroundings(exclusions=Exclusions(warm=keep_awake_list("n1")), racks={"n2": "r1"})

@@ -142,7 +142,7 @@ def test_tracked_gpus_and_clusters_without_are_fine(examined: Examine, tracked: 
     assert found.verdict is FindingLevel.OK
 
 
-def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:
+def test_a_site_script_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:
     script, asked = tmp_path / "job_submit.lua", {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     assert examined(**asked)["priority hook"].verdict is FindingLevel.OK  # nobody can read it here
     script.write_text("function slurm_job_submit() return slurm.SUCCESS end")

@@ -91,7 +91,7 @@ def test_nodes_have_what_can_be_allocated_of_them() -> None:
     ]
 
 
-def test_nodes_alike_on_several_lines_are_one_group_in_the_order_of_names() -> None:
+def test_like_nodes_on_several_lines_are_one_sorted_group() -> None:
     lines = "".join(f"NodeName=n{number} CPUs=8 Gres=gpu:v100:2\n" for number in (10, 9, 11))
     groups = read_site(lines + "NodeName=n8 CPUs=2\nPartitionName=p Nodes=ALL\n").nodes
     assert [group.names for group in groups] == [("n8",), ("n9", "n10", "n11")]

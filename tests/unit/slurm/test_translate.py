@@ -38,7 +38,7 @@ def test_running_jobs_come_oldest_start_first_and_completing_ones_hold_too() -> 
     assert running["reason"].tolist() == ["Completing", "Priority"]
 
 
-def test_a_time_min_is_the_users_unless_helios_wrote_it_on_a_release_with_soft_limits() -> None:
+def test_a_time_min_is_the_users_unless_helios_could_write_it() -> None:
     jobs = [a_raw_job("1", time_min_s=420.0), a_raw_job("2", time_min_s=1800.0), a_raw_job("3", time_min_s=420.0)]
     undo = having(JobSetting.SOFT_LIMIT, **{"1": 7, "2": 30})
     new = translate.pending(jobs, {}, most=10_000, release=NEW, undo=undo)
@@ -49,7 +49,7 @@ def test_a_time_min_is_the_users_unless_helios_wrote_it_on_a_release_with_soft_l
     assert old["user_soft_limit_s"].fillna(0).tolist() == [420, 1800, 420]
 
 
-def test_the_urgency_of_a_job_that_cannot_be_read_or_that_helios_did_not_set_is_0() -> None:
+def test_the_urgency_of_a_hidden_or_foreign_site_factor_is_0() -> None:
     jobs = [a_raw_job(job_id) for job_id in "123"]
     factors = {"1": SiteFactor(value=9937), "3": SiteFactor(value=9937)}
     undo = having(JobSetting.ORDER, **{"1": 9937})

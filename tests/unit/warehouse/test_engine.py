@@ -127,13 +127,13 @@ def modes(folder: Path) -> dict[str, str]:
     return {path.name: f"{stat.S_IMODE(path.stat().st_mode):o}" for path in folder.iterdir()}
 
 
-def test_a_new_database_is_its_owner_s_alone_with_all_files_beside_it(tmp_path: Path) -> None:
+def test_a_new_database_and_its_files_are_private_to_the_owner(tmp_path: Path) -> None:
     with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as warehouse:
         warehouse.try_to_write()
         assert modes(tmp_path) == {"helios.db": "600", "helios.db-wal": "600", "helios.db-shm": "600"}
 
 
-def test_a_database_that_others_can_read_is_closed_to_them_when_its_owner_opens_it(tmp_path: Path) -> None:
+def test_a_readable_database_is_closed_to_others_when_opened(tmp_path: Path) -> None:
     with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}?timeout=1") as other:  # an engine of its own
         other.try_to_write()
         for file in tmp_path.iterdir():
@@ -205,7 +205,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_closed_database_on_a_read_only_mount_is_read_and_nothing_is_written_beside_it(read_only: Path) -> None:
+def test_a_closed_database_on_a_read_only_mount_can_be_read(read_only: Path) -> None:
     with Warehouse.open(f"sqlite:///{read_only}") as warehouse:
         assert len(warehouse.jobs("c")) == 1
         assert warehouse.ledger("c").applied_changes().empty
@@ -217,7 +217,7 @@ def test_a_database_on_a_read_only_mount_is_not_written(read_only: Path) -> None
         warehouse.remember("c", "cycle", "{}", at=datetime.now(UTC))
 
 
-def test_what_was_not_closed_cannot_be_read_on_a_read_only_mount_and_says_which_files_to_copy(read_only: Path) -> None:
+def test_an_unclosed_database_on_a_read_only_mount_says_what_to_copy(read_only: Path) -> None:
     read_only.with_name("helios.db-wal").write_bytes(b"changes")
     with Warehouse.open(f"sqlite:///{read_only}", create=False) as warehouse:
         with pytest.raises(WarehouseUnavailable, match="was not closed") as refused:

@@ -17,7 +17,7 @@ def test_by_day_it_has_nothing_to_say() -> None:
     assert list(owl.decide(a_snapshot(pending=[a_pending_job(gpus=64)], taken_at=NOON))) == []
 
 
-def test_at_night_the_largest_job_stands_first_and_small_ones_keep_their_order() -> None:
+def test_at_night_the_largest_job_stands_first() -> None:
     cluster = FakeCluster(now=MIDNIGHT)
     for job_id, gpus in {"1": 1, "2": 8, "3": 2, "4": 64}.items():
         cluster.submit(job_id=job_id, gpus=gpus)

@@ -12,7 +12,7 @@ from helios.actions import NodeAction, NodeSetting, Result
 from helios.changes import LIST, to_node_changes
 from helios.config import Power
 from helios.control import AppliedChange, AppliedChanges, Failure, NodeControllerState, Undo, WakeUp, clear_failed_wakes
-from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards
+from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards, bound_power_changes
 from helios.control.nodes import (
     NodeActivity,
     NodeComparison,
@@ -24,8 +24,8 @@ from helios.control.nodes import (
 from helios.control.observed import observed_nodes
 from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
-from helios.testing import NOON, a_node, a_snapshot, a_use
-from tests.unit.control.nodes.table import ACTIVE, HOUR, MINUTE, down, keep, node_settings, some_nodes, up
+from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
+from tests.unit.control.nodes.table import ACTIVE, HOUR, MINUTE, NodeTable, down, keep, node_settings, some_nodes, up
 
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
@@ -298,6 +298,26 @@ def test_a_place_is_kept_for_every_node_that_slurms_timer_is_about_to_take() -> 
     room = PowerBudget(nodes, Power(most_in_transition=0.3), about_to_fall=["n9", "n10"])
     assert [room.to_sleep(nodes[name])[0] for name in ("n1", "n2")] == [Result.DONE, Result.POSTPONED]
     assert [room.to_revert()[0] for _ in range(3)] == [Result.DONE, Result.DONE, Result.POSTPONED]
+
+
+@pytest.mark.parametrize("most_in_transition", [0.15, 0.35, 1.0])
+@pytest.mark.parametrize("most_asleep", [0.3, 0.7, 1.0])
+def test_a_replay_bounds_the_same_nodes_as_a_live_cycle(most_in_transition: float, most_asleep: float) -> None:
+    nodes = [*some_nodes(20), a_node(name="n21", features="nvlink"), a_node(name="n22", features="nvlink")]
+    settings = node_settings(most_in_transition=most_in_transition, most_asleep=most_asleep, payback_s=0)
+    table = NodeTable(cluster=FakeNodes(nodes=nodes), settings=settings)
+    for name in ("n1", "n2"):
+        table.cluster.admin_powers_down(name)
+    table.cluster.drain("n3")
+    table.cycle(after=5 * MINUTE)
+    actions: list[NodeAction] = [*down(*(f"n{place}" for place in range(4, 23))), *up("n1", "n2")]
+    table.cluster.tick(MINUTE)
+    observed = observed_nodes(table.cluster.snapshot())
+    requested = {"ces": to_node_changes(actions).changes}
+    allowed, _ = bound_power_changes(requested, observed, PowerBudget(observed, settings.power))
+    live = table.says(*actions, after=timedelta(0))
+    assert {change.target for change in allowed["ces"]} == {*live.slept, *live.woken}
+    assert live.slept
 
 
 # What stands, and what a report counts.

@@ -1,0 +1,56 @@
+"""Unit tests are found by the name of their module, and a test's name is a short sentence."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+PACKAGE = TESTS.parent / "helios"
+WITHOUT_MODULE = {
+    "test_behaviour.py",  # tests/behaviour.py
+    "test_cpu_times.py",  # tests/cpu_times.py
+    "test_docstrings.py",  # all modules
+    "test_extras.py",  # all modules
+    "test_grouping.py",  # tests/grouping.py
+    "test_held_out.py",  # benchmarks/held_out.py
+    "test_map.py",  # docs/architecture.md
+    "test_names.py",  # tests
+    "test_reaper.py",  # tests/reaper.py
+    "test_task.py",  # task/helios_task.py
+}
+"""Unit tests of what is no module of Helios."""
+EXCEPTIONS_MOST = 0.05
+NOT_YET = (
+    "live/test_power",
+    "live/test_release_nodes",
+    "unit/app/test_energy",
+    "unit/control/nodes",
+    "unit/power",
+    "unit/predict/demand",
+    "unit/services/ces",
+)
+"""Tests of what moves these days."""
+WORDS_MOST = 12
+"""A list of failed tests is read line by line."""
+ALL = sorted(path for path in TESTS.rglob("*.py") if not str(path.relative_to(TESTS)).startswith(NOT_YET))
+UNIT_TESTS = [path for path in ALL if path.is_relative_to(TESTS / "unit") and path.name.startswith("test_")]
+
+
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: str(path.relative_to(TESTS)))
+def test_a_unit_test_is_named_for_its_module(path: Path) -> None:
+    inside = path.relative_to(TESTS / "unit")
+    modules = {module.stem for module in (PACKAGE / inside.parent).glob("[!_]*")}
+    words = path.stem.removeprefix("test_").split("_")
+    assert str(inside) in WITHOUT_MODULE or modules & {"_".join(words[:n]) for n in range(1, len(words) + 1)}
+
+
+def test_few_unit_tests_have_no_module() -> None:
+    assert len(WITHOUT_MODULE) <= EXCEPTIONS_MOST * len(UNIT_TESTS)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(TESTS)))
+def test_the_name_of_a_test_is_short(path: Path) -> None:
+    functions = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    names = [name.removeprefix("test_").split("_") for name in functions if name.startswith("test_")]
+    assert [" ".join(words) for words in names if len([word for word in words if word]) > WORDS_MOST] == []
