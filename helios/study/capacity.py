@@ -24,6 +24,28 @@ from helios.units import count_in_words
 
 LEAST_PLACED = 0.9
 """Smallest share of hours with known nodes for a history whose nodes count as known."""
+OUT_OF_SERVICE = frozenset(
+    {
+        *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "MAINT", "UNKNOWN", "FUTURE"),
+        *("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "NOT_RESPONDING", "INVALID", "INVALID_REG", "PERFCTRS"),
+    }
+)
+"""Words of a Slurm node state (slurm.h ``enum node_states`` and flags) in which a node takes no jobs."""
+POOL_NAMES = frozenset({"all", "*"})
+WHOLE = "all"
+"""Name of the pool of a history without partitions."""
+NO_PARTITION = "no partition"
+ROLLING_DAYS = 28
+"""Days over which the most in use stands for the capacity, half before and half after a day."""
+LEAST_AT_ONCE = 0.6
+"""Share of the sum of the most in each partition that has to be in use at once, or they are taken to share nodes.
+
+Virtual clusters of nodes of their own reach .9 where they are busy (Earth, May 2020), queues of one machine .15 (SDSC
+BLUE).
+"""
+LEAST_EXCESS = 0.005
+"""Share of the capacity by which use has to exceed it on a day to be told."""
+_MOST_NAMED = 5
 
 OUT_OF_SERVICE = frozenset(
     {
