@@ -26,9 +26,9 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # beca
 from torch import nn
 from torch.nn import functional
 
-from helios.fused import FusedTrainer, epoch_order, peak_bytes
-from helios.fused.trainer import MemoryCount
 from helios.report.charts import canvas
+from helios.training.fused import FusedTrainer, epoch_order, peak_bytes
+from helios.training.fused.trainer import MemoryCount
 
 K = 8
 ROUNDS = 5

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.fused import Alone, made_up, wide_mlp
-from helios.fused import FusedTrainer
+from helios.training.fused import FusedTrainer
 
 DEVICE = "cuda"
 

@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from helios.model.pools import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
-from helios.services.packing import Packing, PackingOptions
-from helios.simulate.pools import (
+from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
+from helios.training.services.packing import Packing, PackingOptions
+from helios.training.simulator import (
     PairProfiles,
     PoolOutcome,
     SimulatedPool,

@@ -42,11 +42,11 @@ from statistics import median
 
 import psutil
 
-from helios.model.pools import TrialState
-from helios.pools.agent import POOL, fill_placeholders
-from helios.pools.containers import find_container
-from helios.pools.space import read_training_sweep
-from helios.pools.state import FILE, StateFile
+from helios.training.model import TrialState
+from helios.training.pool.agent import POOL, fill_placeholders
+from helios.training.pool.containers import find_container
+from helios.training.pool.state import FILE, StateFile
+from helios.training.pool.sweep_file import read_training_sweep
 
 HALF_SECOND = "import time; time.sleep(0.5)"
 

@@ -21,7 +21,7 @@ from helios.app.history import read_file
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train_on
 from helios.predict.job_table import JobTable
-from helios.predict.live_predictor import remaining_run_time
+from helios.predict.remaining_time import remaining_run_time
 from helios.predict.timeline import RecordedWalk
 
 TRACES = (

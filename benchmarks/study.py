@@ -63,7 +63,6 @@ from helios.app.model_registry import judge
 from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
 from helios.app.study import NodeRecords, study, study_levels
-from helios.app.trials import PackingCase, find_repeated
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
 from helios.config import Energy, Settings
@@ -76,6 +75,7 @@ from helios.model import JOBS, NODES
 from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
+from helios.training.repeated.replay import PackingCase, find_repeated
 from helios.units import HOUR_S, percent
 
 START = datetime(2020, 1, 1, tzinfo=UTC)

@@ -23,10 +23,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.ingest import synthetic_trace
-from helios.metrics.study.history import read_history
-from helios.metrics.study.trials import GAINS, find_trials
+from helios.metrics.history import read_history
+from helios.metrics.trials import GAINS, find_trials
 from helios.model import in_submission_order
-from helios.report.admin.trials import trials_by
+from helios.training.repeated.report import trials_by
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 PART_DAYS = 27

@@ -25,8 +25,8 @@ from helios.app.reports import ReportQuery, open_context
 from helios.app.study import load_study, store_study, study
 from helios.config import Settings
 from helios.ingest import synthetic_trace, write_helios_csv
-from helios.web.pages import Site
 from helios.web.server import Access, web_application
+from helios.web.site import Site
 
 TOKEN = "a token of this benchmark"
 PAGES = (

@@ -17,7 +17,7 @@ import re
 import stat
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -55,22 +55,6 @@ SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
 TEST_PREFIX = "HELIOS_TEST_"
 """Prefix of variables of tests, which are ignored."""
 ROOT = 0
-
-RENAMED_KEYS = {
-    ("control", "raises_to_bench"): "failures_to_suspend",
-    ("daemon", "turn_s"): "cycle_s",
-    ("retention", "turns_days"): "cycles_days",
-    ("slurm", "writes_per_turn"): "writes_per_cycle",
-}
-"""New names of keys by section and old name. The old names were used up to 0.1, and are read for one release."""
-_STATIC_WEIGHTS = "static weights in slurm.conf fill nodes in an order: helios power weights"
-REMOVED_KEYS = {
-    ("web", "in_daemon"): "the page is a process of its own: systemctl enable --now helios-web",
-    ("services", "node_fill_order"): _STATIC_WEIGHTS,
-    ("services", "packing"): _STATIC_WEIGHTS,
-    ("power", "tiers"): _STATIC_WEIGHTS,
-}
-"""Keys that have no effect any more, and what takes their place."""
 
 EVENTS = ("suspended", "protected", "drift", "nightly", "attention")
 
@@ -509,24 +493,13 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Loade
             continue
         document = _parse_document(path, content)
         files.append(str(path))
-        notes += _removed(str(path), {(section, name) for section, keys in document.items() for name in keys})
         _store(_from_file(path, document), values, origins)
-    notes += _removed("environment", {key for key in REMOVED_KEYS if _variable(*key) in environment})
     _store(_from_environment(environment), values, origins)
     try:
         settings = Settings.model_validate(values)
     except ValidationError as reason:
         raise _invalid(reason, origins) from reason
     return LoadedSettings(settings=settings, origins=origins, files=tuple(files), notes=tuple(notes))
-
-
-def _removed(source: str, given: Set[tuple[str, str]]) -> list[str]:
-    """Return a note on each key that is set and has no effect any more."""
-    return [
-        f"{source}: {section}.{name} has no effect any more; {instead}"
-        for (section, name), instead in REMOVED_KEYS.items()
-        if (section, name) in given
-    ]
 
 
 def _store(
@@ -725,27 +698,11 @@ def _parse_document(path: Path, text: str) -> dict[str, dict[str, Any]]:
 def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any, str]]:
     for section, keys in document.items():
         for name, value in keys.items():
-            if (section, name) in REMOVED_KEYS:
-                continue
-            new = RENAMED_KEYS.get((section, name), name)
-            if new != name and new in keys:
-                raise ConfigurationInvalid(
-                    f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",
-                    hint=f"Remove {section}.{name}",
-                )
-            yield section, new, value, str(path)
+            yield section, name, value, str(path)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
-    old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
-    removed = [_variable(section, name) for section, name in REMOVED_KEYS]
-    known = {
-        FILE_VARIABLE,
-        *OTHER_VARIABLES,
-        *old,
-        *removed,
-        *(_variable(section, name) for section, name, _, _ in _keys()),
-    }
+    known = {FILE_VARIABLE, *OTHER_VARIABLES, *(_variable(section, name) for section, name, _, _ in _keys())}
     helios_names = (name for name in environment if name.startswith("HELIOS_") and not name.startswith(TEST_PREFIX))
     for unknown in sorted(name for name in helios_names if name not in known):
         near = get_close_matches(unknown, known, n=1)
@@ -753,10 +710,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             f"The environment variable {unknown} is none of Helios.",
             hint=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
         )
-    renamed = {new: name for name, new in old.items() if name in environment}
     for section, name, _, _ in _keys():
         variable = _variable(section, name)
-        variable = variable if variable in environment else renamed.get(variable, variable)
         if variable in environment:
             yield section, name, environment[variable], f"environment {variable}"
 

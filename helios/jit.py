@@ -167,8 +167,6 @@ def plain(number: int) -> int:
 #
 # Numba passes a named tuple by value, with seven words or more for each array. A predictor has ninety arrays, and
 # unpacking them took 50 microseconds of each call from Python.
-
-
 class Table:
     """Base of classes whose instances compiled code receives as one pointer.
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Sizes, Snapshot
-from helios.model.pools import PoolAction, PoolSnapshot
 
 
 class RunTime(NamedTuple):
@@ -199,28 +198,6 @@ class Service(Protocol):
 
         Actions on jobs are a desired state: a change that an earlier call requested and this one does not is reverted.
         Changes of nodes stay until the service requests another, or :class:`helios.actions.RevertNodes`.
-        """
-        ...
-
-
-class PoolService(Protocol):
-    """Plug-in that decides what a pool's trials do next.
-
-    A class as for :class:`Service`, registered in the entry point group ``helios.pool_services``. ``decide`` is
-    deterministic: no clock (time is ``snapshot.now_s``), network, disk or randomness of its own.
-
-    Attributes
-    ----------
-    every : timedelta
-        Longest time between two decisions; positive. A pool decides also when a trial ends, or is measured.
-    """
-
-    every: timedelta
-
-    def decide(self, snapshot: PoolSnapshot) -> Iterable[PoolAction]:
-        """Return the trials to start, pause and stop now, possibly none.
-
-        Only waiting and paused trials can be started, each once, and only running ones paused.
         """
         ...
 

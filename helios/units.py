@@ -111,9 +111,6 @@ def sparkline(values: Iterable[float]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in numbers)
 
 
-# Lengths of time as people write them.
-
-
 def length(text: Any, *, or_none: bool = False) -> timedelta:
     """Parse a length of time such as ``7d``, ``12h`` or ``90min``.
 
@@ -128,9 +125,6 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
     if parts is None or not (or_none or float(parts[1])):
         raise UsageError(f"{text!r} is not a length of time.", hint="Write 7d, 12h or 90min")
     return float(parts[1]) * UNITS[parts[2]]
-
-
-# Lengths of time and amounts of GPU time in words, for reasons.
 
 
 def rounded_duration(seconds: float) -> str:

@@ -285,7 +285,7 @@ LEFT_OUT = {
     "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
-    "pool whatif": "it needs a sweep file; tests/unit/app/test_pool_whatif.py holds its answer",
+    "pool whatif": "it needs a sweep file; tests/unit/training/test_whatif.py holds its answer",
     "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
     "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",

@@ -1,7 +1,7 @@
 """CPU seconds of the tests by folder, printed beside the slowest tests where ``--durations`` asks for these.
 
-The times of pytest-xdist's workers come with their reports. Counted are a test's own process and those it waited for:
-daemons that go on, and work that a fixture of several tests does, stand where they end or begin.
+The times of pytest-xdist's workers come with their reports. Counted are a worker and all processes that it started,
+but for daemons that no longer belong to it, as those of Slurm.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 DEEPEST = 3
 """Parts of a folder's name that have a row of their own: ``tests/unit/app``."""
-UNTIL_NOW = pytest.StashKey[float]()
-"""CPU seconds until the phase of a test that comes next."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BEGAN_AT = pytest.StashKey[float]()
+"""CPU seconds when a test began."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,15 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    item.stash[UNTIL_NOW] = cpu_s()
+    item.stash[BEGAN_AT] = cpu_s()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
-    now = cpu_s()
-    report.cpu_s = now - item.stash[UNTIL_NOW]
-    item.stash[UNTIL_NOW] = now
+    if report.when == "teardown":  # the last: looking takes a fraction of a millisecond
+        report.cpu_s = cpu_s() - item.stash[BEGAN_AT]
     return report
 
 
@@ -57,6 +57,31 @@ class Sums:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and of the children it has waited for."""
+    """Return the CPU seconds of this process and of all that it started, as far as they still belong to it."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return (
+        times.user
+        + times.system
+        + times.children_user
+        + times.children_system
+        + sum(map(process_s, children(os.getpid())))
+    )
+
+
+def process_s(pid: int) -> float:
+    """Return the CPU seconds of a process with its children; 0 once it has ended."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, ticks)) / TICKS_PER_S + sum(map(process_s, children(pid)))
+    except OSError:
+        return 0.0
+
+
+def children(pid: int) -> list[int]:
+    """Return the living children of a process; none where the system does not tell."""
+    try:
+        return [
+            int(child) for tasks in Path(f"/proc/{pid}/task").glob("*/children") for child in tasks.read_text().split()
+        ]
+    except OSError:
+        return []

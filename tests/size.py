@@ -14,24 +14,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 1_900,
-    "ingest": 2_400,
-    "warehouse": 1_400,
-    "predict": 3_700,
-    "services": 1_150,
-    "control": 2_050,
-    "slurm": 3_000,
-    "simulate": 5_100,
-    "report": 3_400,
-    "app": 5_600,
-    "daemon": 650,
-    "cli": 2_100,
-    "testing": 1_100,
-    "fused": 1_800,
-    "web": 600,
-    "pools": 2_500,
+    "top, model, metrics": 7_500,
+    "ingest": 4_500,
+    "warehouse": 2_350,
+    "predict": 5_200,
+    "services": 1_200,
+    "control": 3_000,
+    "slurm": 4_450,
+    "simulate": 6_000,
+    "report": 6_150,
+    "app": 11_400,
+    "daemon": 950,
+    "cli": 3_500,
+    "testing": 1_450,
+    "web": 800,
+    "training": 10_150,
 }
-FILES_MOST = 260
+"""Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
+for what."""
+GROWTH = 0.05
+GOALS = {"core": 46_500, "training": 10_500, "study": 5_500}
+"""Code lines that the core and each wing are to come down to."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -63,20 +66,34 @@ def package_of(path: Path) -> str:
     return first if first in BUDGET else "top, model, metrics"
 
 
+def count_lines() -> dict[Path, int]:
+    """Return the code lines of each module."""
+    return {path: code_lines(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+
+
+def sum_packages(lines: dict[Path, int]) -> Counter[str]:
+    """Return the code lines of each row of ``BUDGET``."""
+    sums: Counter[str] = Counter()
+    for path, count in lines.items():
+        sums[package_of(path)] += count
+    return sums
+
+
 def main() -> None:
     """Print the table, and the longest files if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=0, help="also print so many of the longest files")
     arguments = parser.parse_args()
-    lines = {path: code_lines(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
-    sums: Counter[str] = Counter()
-    for path, count in lines.items():
-        sums[package_of(path)] += count
-    print(f"{'package':22}{'lines':>8}{'budget':>8}")
-    for package, budget in BUDGET.items():
-        print(f"{package:22}{sums[package]:8,}{budget:8,}")
-    print(f"{'all':22}{sum(sums.values()):8,}{sum(BUDGET.values()):8,}")
-    print(f"{'files':22}{len(lines):8,}{FILES_MOST:8,}")
+    lines = count_lines()
+    sums = sum_packages(lines)
+    print(f"{'package':22}{'lines':>8}{'budget':>8}{'goal':>8}")
+    core = [package for package in BUDGET if package not in GOALS]
+    for package in core:
+        print(f"{package:22}{sums[package]:8,}{BUDGET[package]:8,}")
+    for part, goal in GOALS.items():
+        rows = core if part == "core" else [part]
+        total, budget = (sum(counts[row] for row in rows if row in counts) for counts in (sums, BUDGET))
+        print(f"{part:22}{total:8,}{budget:8,}{goal:8,}")
     for path in sorted(lines, key=lambda path: -lines[path])[: arguments.files]:
         print(f"{lines[path]:8,}  {path.relative_to(ROOT.parent)}")
 

@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory
 from helios.app.reports import ReportQuery, open_context
-from helios.app.trials import READ, PackingCase, find_repeated
 from helios.config import SlurmSettings
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
+from helios.metrics.history import COLUMNS, read_history
+from helios.metrics.trials import GAINS, find_trials, repeated_amounts, sum_by_user
 from helios.model import JOBS
 from helios.report.admin.usage import select_jobs
 from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
@@ -99,7 +101,7 @@ def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage
         Returns what the jobs of a cluster, from a begin to an end, used.
     """
     with open_context(ask) as context:
-        jobs = context.warehouse.jobs(context.cluster, since=context.since, until=context.until, columns=READ)
+        jobs = context.warehouse.jobs(context.cluster, since=context.since, until=context.until, columns=COLUMNS)
         loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
         since, until = context.since, context.until
     used, notes = (None, ()) if usage is None else usage(loaded.cluster, since, until)
@@ -131,15 +133,18 @@ def advise_on(
     if not own["time_limit_s"].notna().any() and len(own):
         notes = (*notes, "Time limits are not recorded here, so nothing is said of them.")
     if (own["gpus"] > 0).any():
-        packing = PackingCase()
-        repeated = find_repeated(
-            LoadedHistory(cluster=loaded.cluster, jobs=own.reset_index(drop=True), timezone=loaded.timezone),
+        history = read_history(
+            own.reset_index(drop=True),
+            cluster=loaded.cluster,
+            timezone=loaded.timezone,
             since=since,
             until=until,
-            packing=packing,
-            replayed=False,
+            resource="gpus",
+            keep=("name", "user", "account", "partition"),
         )
-        found += packing_advice(repeated.table.rows, packing.gains)
+        everything = np.ones(len(history.size), dtype=bool)
+        amounts = repeated_amounts(history, find_trials(history), everything, GAINS)
+        found += packing_advice(sum_by_user(amounts), GAINS)
     measured = 0
     if used is not None:
         used = used[used["user"].isin(users)] if users else used

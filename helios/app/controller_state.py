@@ -34,14 +34,7 @@ from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import Pause, current_modes, is_paused, is_paused_here
 from helios.choices import Domain
 from helios.config import Settings
-from helios.control import (
-    ActiveService,
-    ControllerState,
-    Cycle,
-    NodeControllerState,
-    Preconditions,
-    ServiceMode,
-)
+from helios.control import ActiveService, ControllerState, Cycle, NodeControllerState, Preconditions, ServiceMode
 from helios.control.cycle import ControlDomain
 from helios.control.observed import Observation
 from helios.control.report import DomainReport
@@ -50,7 +43,7 @@ from helios.model import Mode, Snapshot
 from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
-from helios.warehouse.jobs import LIVE_SOURCE
+from helios.warehouse.revisions import LIVE_SOURCE
 
 NIGHTLY_LEVELS = "study levels"
 """Name under which the warehouse keeps the values of the last nightly study."""

@@ -39,8 +39,8 @@ from helios.model import (
 )
 from helios.ports import Progress, no_progress
 from helios.report.job import JobExplanation, JobRuns, StartForecast, places
-from helios.report.models import Explanation, PastJob, rests_on
 from helios.report.nodes import NodeExplanation, NodeStatus
+from helios.report.prediction import Explanation, PastJob, rests_on
 from helios.units import as_count
 from helios.warehouse import Warehouse
 
@@ -244,7 +244,7 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
         rows = rows.drop_duplicates(["submitted_at", "restart"]).sort_values(["submitted_at", "restart"])
         runs = _last_job(rows.reset_index(drop=True))
         other = rows.iloc[len(rows) - len(runs) - 1] if len(runs) < len(rows) else None
-        return _explanation(
+        return explanation(
             over,
             over["started_at"],
             _audit_entries(warehouse, cluster, over, over["submitted_at"].to_pydatetime()),
@@ -400,7 +400,7 @@ def _explain_queued(
     if not stands and pending and job["urgency"]:  # no cycle has written this value
         factor = cycles.site.site_factor(float(job["urgency"]))
         stands = (f"SiteFactor {factor} at its submission (the priority hook)",)
-    return _explanation(
+    return explanation(
         job,
         until,
         decisions,
@@ -427,8 +427,8 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 
     The text says whose jobs they are and how long the last of them took.
     """
-    from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
     from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
+    from helios.predict.similar_jobs import narrowest_group  # noqa: PLC0415 - as above
 
     history, now = cycles.predictions.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
     if history.empty or np.isnan(job["p50_s"]):
@@ -438,8 +438,8 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
     return rests_on(basis, recent, user=text_of(job["user"]), account=text_of(job["account"]))
 
 
-def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
-    """Return the explanation of a job.
+def explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
+    """Return the explanation of a job from a row of ``QUEUE`` or ``JOBS``.
 
     It waited until ``until``, which is NaT if it never started.
     """
@@ -714,7 +714,7 @@ def _explain_last(
     ``job`` is its record in the queue, if it is there.
     """
     from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
-    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
+    from helios.predict.remaining_time import remaining_run_time  # noqa: PLC0415 - see above
 
     job = jobs.iloc[-1] if job is None else job
     moment = job["submitted_at"] if known_at is None else known_at

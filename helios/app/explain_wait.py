@@ -1,4 +1,4 @@
-"""Explanation of one job's wait, from a replay that traces it.
+"""Explanation of one job, with what held it in a replay that traces it.
 
 For each scheduling pass the trace has the reason why the job did not start, and the job that came before it.
 """
@@ -6,6 +6,7 @@ For each scheduling pass the trace has the reason why the job did not start, and
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.explain import JobUnknown, job_positions, near_ids
+from helios.app.explain import JobUnknown, explanation, job_positions, near_ids
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
@@ -28,15 +29,16 @@ from helios.app.whatif import (
 )
 from helios.choices import Policy
 from helios.errors import UsageError
+from helios.model import DECISIONS
 from helios.ports import Progress, no_progress
 from helios.report.job import (
     Blocker,
     Cause,
     Holder,
-    OtherReplay,
-    Overtaken,
+    JobExplanation,
+    ReplayedStart,
+    ReplayedWait,
     ShorterLimit,
-    WaitExplanation,
     WaitInterval,
 )
 from helios.report.whatif import scenario_label
@@ -51,7 +53,7 @@ PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
 
 def explain_wait(
     history: LoadedHistory, request: WhatIfRequest, job_id: str, *, progress: Progress = no_progress
-) -> WaitExplanation:
+) -> JobExplanation:
     """Replay a window of history and explain what held one job.
 
     The first scenario of ``request`` is explained. For every other scenario, and for the baseline, only the start of
@@ -88,43 +90,48 @@ def explain_wait(
         assumptions.extend(describe_sources(predictor))
         return replay
 
-    def start(plan: Scenario) -> OtherReplay:
-        replay = replayed(plan)
-        return OtherReplay(
-            label=scenario_label(**plan.parts, unit=best_unit(setup.machine.resource)),
-            is_today=plan == BASELINE,
+    unit = best_unit(setup.machine.resource)
+
+    def start(plan: Scenario, replay: Replay) -> ReplayedStart:
+        today = " (today)" if plan == BASELINE else ""
+        return ReplayedStart(
+            label=f"{scenario_label(**plan.parts, unit=unit)}{today}",
             started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )
 
     trace = JobTrace(job)
-    wait = _Wait(setup, chosen, replayed(chosen, trace), trace)
-    beside = tuple(start(plan) for plan in others)
-    replay, record = wait.replay, setup.machine.jobs.iloc[job]
+    replay = replayed(chosen, trace)
+    wait = _Wait(setup, chosen, replay, trace)
+    starts = (start(chosen, replay), *(start(plan, replayed(plan)) for plan in others))
     rank, queued = trace.place if len(wait.passes) else (0, 0)
+    by_order, by_backfill = wait.overtaken()
     planned_s = replay.estimate_s if chosen.estimates is not None else None
-    return WaitExplanation(
-        job=wait.name(job),
-        cluster=history.cluster,
-        partition=setup.machine.shape.partitions[setup.workload.partition[job]],
-        unit=best_unit(setup.machine.resource),
-        label=scenario_label(**chosen.parts, unit=best_unit(setup.machine.resource)),
-        is_today=chosen == BASELINE,
-        submitted_at=_to_datetime(wait.submitted_s),
-        started_at=_to_datetime(wait.started_s),
-        run_time_s=int(setup.workload.run_time_s[job]),
-        believed_s=None if chosen.run_times is None else float(replay.believed_s[job]),
-        planned_s=None if planned_s is None else float(planned_s[job]),
-        planned_by="" if planned_s is None else str(chosen.estimates),
-        rank=rank,
-        queued=queued,
-        intervals=tuple(wait.intervals()),
-        holders=tuple(wait.holders()),
-        overtaken=wait.overtaken(),
-        shorter=wait.shorter_limit(),
-        beside=beside,
-        recorded_wait_s=_recorded_wait_s(record),
-        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(assumptions), *wait.notes()),
+    record = setup.machine.jobs.iloc[job]
+    names = {
+        "job_id": wait.name(job).job_id,
+        "gpus": wait.name(job).gpus,
+        "partition": setup.machine.shape.partitions[setup.workload.partition[job]],
+    }
+    return replace(
+        explanation(record, record["started_at"], DECISIONS.empty(), tasks=1),
+        **names,
+        run_time_s=float(setup.workload.run_time_s[job]),
+        remarks=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(assumptions), *wait.notes()),
+        replay=ReplayedWait(
+            unit=unit,
+            starts=starts,
+            believed_s=None if chosen.run_times is None else float(replay.believed_s[job]),
+            planned_s=None if planned_s is None else float(planned_s[job]),
+            planned_by="" if planned_s is None else str(chosen.estimates),
+            rank=rank,
+            queued=queued,
+            intervals=tuple(wait.intervals()),
+            holders=tuple(wait.holders()),
+            overtaken_by_order=by_order,
+            overtaken_by_backfill=by_backfill,
+            shorter=wait.shorter_limit(),
+        ),
     )
 
 
@@ -198,10 +205,11 @@ class _Wait:
             yield WaitInterval(
                 began_at=_to_datetime(here["at_s"][0]),
                 ended_at=_to_datetime(last["at_s"] + lasts_s[end - 1]),
+                length_s=int(lasts_s[begin:end].sum()),
                 cause=CAUSES[causes[begin]],
                 blocker=blocker,
                 free=(as_count(free.min()), as_count(free.max())),
-                room=(as_count(room.min()), as_count(room.max())),
+                largest_that_fits=(as_count(room.min()), as_count(room.max())),
                 fitted_s=int(lasts_s[begin:end][fits].sum()),
                 scattered_s=int(lasts_s[begin:end][free >= meant_gpus].sum()),
                 reserved_at=_to_datetime(last["shadow_s"]) if reserved else None,
@@ -226,10 +234,10 @@ class _Wait:
         for place in np.argsort(-gpu_s, kind="stable")[:HOLDERS]:
             if gpu_s[place] > 0:
                 until = _to_datetime(self.replay.ended_s[mates[place]])
-                yield Holder(job=self.name(int(mates[place])), held_s=round(held_s[place]), until=until)
+                yield Holder(**asdict(self.name(int(mates[place]))), held_s=round(held_s[place]), until=until)
 
-    def overtaken(self) -> Overtaken:
-        """Count the jobs submitted later that started earlier."""
+    def overtaken(self) -> tuple[int, int]:
+        """Count the jobs submitted later that started earlier, by the order and by backfill."""
         workload, replay, mates = self._workload, self.replay, self._jobs_of_partition()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
@@ -237,7 +245,7 @@ class _Wait:
             submitted_s=workload.submitted_s, gpus=workload.order_gpus, run_time_s=replay.believed_s
         )
         by_order = int((keys[later] < keys[self._job]).sum())
-        return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)
+        return by_order, len(later) - by_order
 
     def shorter_limit(self) -> ShorterLimit | None:
         """Return a shorter limit with an earlier start.
@@ -259,11 +267,6 @@ class _Wait:
         alike = partition == partition[self._job]
         alike[self._job] = False
         return np.flatnonzero(alike)
-
-
-def _recorded_wait_s(job: pd.Series) -> float | None:
-    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
-    return None if pd.isna(job["started_at"]) else max(0.0, (job["started_at"] - began).total_seconds())
 
 
 def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:

@@ -257,7 +257,7 @@ def load_history(
 
 def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the last window of the live accounting that was read without a gap."""
-    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
 
     coverage = warehouse.coverage(cluster)
     read = coverage[coverage["source"] == LIVE_SOURCE]
@@ -271,7 +271,7 @@ def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
 
     Both are empty where there is nothing.
     """
-    from helios.warehouse.jobs import LIVE_SOURCE  # noqa: PLC0415 - as above
+    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
 
     found = warehouse.old_rows(cluster)
     if not found:
@@ -314,7 +314,7 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     return chosen.iloc[0]
 
 
-def choose_cluster_by(path: Path) -> str:
+def cluster_name_from(path: Path) -> str:
     """Return the cluster name implied by a file's name.
 
     Example: ``venus`` for ``venus.csv.gz``.
@@ -338,7 +338,7 @@ def _opened(
 
 def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:
     """Return the given name of the cluster, else the one that the file implies."""
-    return require_cluster_name(trace.cluster or choose_cluster_by(path) if given is None else given)
+    return require_cluster_name(trace.cluster or cluster_name_from(path) if given is None else given)
 
 
 def _reporting(trace: TraceFile, step: str, progress: Progress, *, cluster: str) -> Iterator[Batch]:

@@ -49,9 +49,8 @@ BACK_END = "back end"
 READING_S = 600.0
 """Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
+
 # Check of a canary's partitions: with a misspelt name the canary would act on nothing.
-
-
 def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
     """Raise UsageError unless the cluster has these partitions.
 
@@ -80,9 +79,6 @@ def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions:
         names = " and no ".join(map(repr, unknown))
         raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(known)}")
     return []
-
-
-# A live cluster as the use cases need it: its jobs, its nodes, its accounting, and facts that only Slurm knows.
 
 
 def no_nodes() -> NodeCluster:
@@ -148,9 +144,6 @@ class LiveCluster:
     rules: Callable[[], SlurmSite] = no_site
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
-
-
-# The services of a configuration, by the domain that they act on.
 
 
 def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:

@@ -13,7 +13,8 @@ import pandas as pd
 
 from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.history import load_history
-from helios.app.model_registry import DRIFTED, nightly, training_history
+from helios.app.model_drift import DRIFTED
+from helios.app.model_registry import nightly, training_history
 from helios.app.notify import Notice, Notices, channels
 from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context

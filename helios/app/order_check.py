@@ -213,9 +213,6 @@ class Draw:
         return replay_scenario(scenario, self.setup, predictor, no_progress, request=request)
 
 
-# What predictions are worth for an order.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayTarget:
     """Machine on which the scored jobs are replayed.

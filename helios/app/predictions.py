@@ -228,7 +228,7 @@ def with_predictions(snapshot: Snapshot, predict: Callable[[pd.DataFrame], pd.Da
     predict : callable
         Returns ``PREDICTIONS`` of the jobs of a ``QUEUE`` frame as if submitted now.
     """
-    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause predicts nothing
+    from helios.predict.remaining_time import remaining_run_time  # noqa: PLC0415 - a pause predicts nothing
 
     pending, running = (queue.assign(**predict(queue)) for queue in (snapshot.pending, snapshot.running))
     elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()

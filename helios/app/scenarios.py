@@ -152,8 +152,6 @@ BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SE
 DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
 AGAIN_S = 3_600
 """How often waiting jobs are predicted again, s."""
-RENAMED = {"balanced": "It was replaced by qssf, which ages and keeps large jobs from waiting for ever. Use qssf."}
-"""Hints for names of policies that are no longer there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ from helios.errors import HostlistInvalid, NoSuchCluster, NotEnoughHistory
 from helios.model import NODE_STATES, QUEUE, Snapshot, seconds_of
 from helios.model.nodes import expand
 from helios.model.slurm_site import DAY_S, SlurmSite
-from helios.predict.live_predictor import CHANCES, LivePredictor, remaining_run_time
+from helios.predict.live_predictor import LivePredictor
+from helios.predict.remaining_time import CHANCES, remaining_run_time
 from helios.report.job import EarlierStart, StartForecast
 from helios.simulate.slurm.replay import ForwardSimulation, Moment
 from helios.units import count_in_words, duration_in_words

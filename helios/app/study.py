@@ -18,15 +18,15 @@ import pyarrow as pa
 from helios.app.history import LoadedHistory, choose_cluster, live_window
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
+from helios.metrics.blocks import FEWEST_BLOCKS, Finding, unknown_finding
 from helios.metrics.capacity import ClusterCapacity
+from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.statistics import student_t
 from helios.metrics.study import jobs as job_findings
 from helios.metrics.study import levels
-from helios.metrics.study.blocks import FEWEST_BLOCKS, Finding, unknown_finding
 from helios.metrics.study.capacity import Capacity, find_capacity
 from helios.metrics.study.figure_data import FigureData, FigureSource, NamedLevel, here_and_there
 from helios.metrics.study.figures import study_figures
-from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.metrics.study.levels import RecordedLevels, idle_beside_waiting_levels
 from helios.metrics.window import RECORD_COLUMNS, record_window

@@ -17,7 +17,7 @@ from helios.model import UNTRACKED
 from helios.model.gpu_parts import SiteGpus
 from helios.ports import Progress, no_progress
 from helios.warehouse import ColumnChange, LoadReport, Warehouse
-from helios.warehouse.jobs import LIVE_SOURCE
+from helios.warehouse.revisions import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)

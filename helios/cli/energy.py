@@ -222,8 +222,6 @@ def _window(from_: str | None, to: str | None, zone_name: str, first_s: int, aft
     return since or end - (end - first) / 4, end
 
 
-# ``helios forecast``: how many nodes will be needed, and how good such forecasts are.
-
 forecast_commands = typer.Typer(
     no_args_is_help=True, help="Forecast how many nodes will be needed, and evaluate the forecasts."
 )

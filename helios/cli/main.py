@@ -10,7 +10,6 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
@@ -24,46 +23,45 @@ from helios import __version__
 from helios.cli.output import print_error
 from helios.errors import HeliosError
 
-# Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
+# Where each command is in the package, and its line in the help; a test compares these lines with the commands' help.
+# Nothing else in the core names modules of the wings, training and study.
 COMMANDS = {
-    "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
-    "compile": ("compile:compile_", "Compile beforehand what other commands would compile at their first run."),
-    "whatif": ("whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
-    "study": ("study:commands", "Say what a history shows of its cluster, and what follows from it."),
-    "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
-    "setup": ("system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
-    "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
-    "status": ("system:status_", "Show in five lines what Helios does."),
-    "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
-    "advise": ("report:advise_", "Say which requests of your jobs do not fit what they need."),
-    "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
-    "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
-    "pause": ("control:pause_", "Stop Helios at once and revert everything it set."),
-    "resume": ("control:resume_", "Let Helios act again after a pause."),
-    "nightly": ("control:nightly_", "Run the nightly analysis once, for example from cron."),
-    "daemon": ("system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
-    "trace": ("trace:commands", "Load, describe and export job history."),
-    "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
-    "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("system:config_commands", "Show, check and write settings."),
-    "report": ("report:commands", "Report waits, usage, prediction errors and decisions, with options as in sacct."),
-    "service": ("control:service_commands", "List the installed services and their options."),
-    "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
-    "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
-    "web": ("system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
-    "notify": ("system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
-    "pool": ("pool:commands", "Run many training trials in one allocation."),
-    "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
+    "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
+    "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
+    "whatif": ("cli.whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
+    "study": ("cli.study:commands", "Say what a history shows of its cluster, and what follows from it."),
+    "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
+    "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
+    "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
+    "status": ("cli.system:status_", "Show in five lines what Helios does."),
+    "why": ("cli.system:why_", "Say why a job waits, and what Helios did to it."),
+    "advise": ("cli.report:advise_", "Say which requests of your jobs do not fit what they need."),
+    "cycle": ("cli.control:cycle_", "Show or apply what one control cycle on the jobs would change."),
+    "mode": ("cli.control:mode_", "Show or set the mode, which limits what a service may change."),
+    "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
+    "resume": ("cli.control:resume_", "Let Helios act again after a pause."),
+    "nightly": ("cli.control:nightly_", "Run the nightly analysis once, for example from cron."),
+    "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
+    "trace": ("cli.trace:commands", "Load, describe and export job history."),
+    "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
+    "forecast": ("cli.energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
+    "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
+    "config": ("cli.system:config_commands", "Show, check and write settings."),
+    "report": (
+        "cli.report:commands",
+        "Report waits, usage, prediction errors and decisions, with options as in sacct.",
+    ),
+    "service": ("cli.control:service_commands", "List the installed services and their options."),
+    "energy": ("cli.energy:commands", "Estimate what putting idle nodes to sleep would save."),
+    "power": ("cli.control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
+    "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
+    "notify": ("cli.system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
+    "pool": ("training.commands:commands", "Run many training trials in one allocation."),
+    "hook": ("cli.system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
-RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
-RENAMED_VERBS = {"power": {"turn": "run-cycle"}}
-RENAMED_OPTIONS = {"--office": "--domain"}
-"""Old names of commands, of their subcommands and of options.
-
-They are accepted for one release and are in no help.
-"""
+WING_COMMANDS = {"report": ("training.repeated.commands:commands",)}
+"""Where more subcommands of a command are, in a wing."""
 
 
 class CommandGroup(TyperGroup):
@@ -78,23 +76,8 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
-        name, command, rest = super().resolve_command(ctx, [replace_old_name(args[0], RENAMED_COMMANDS), *args[1:]])
-        rest = [replace_old_name(word, RENAMED_OPTIONS) for word in rest]
-        if rest and name in RENAMED_VERBS:
-            rest[0] = replace_old_name(rest[0], RENAMED_VERBS[name])
+        name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else import_command(name), rest
-
-
-def replace_old_name(word: str, names: Mapping[str, str]) -> str:
-    """Replace an old command or option name, with a note.
-
-    Any other word is returned as it is.
-    """
-    name, equals, value = word.partition("=")
-    if name not in names:
-        return word
-    typer.echo(f"note: {name} is called {names[name]} now; the old name goes with the next release.", err=True)
-    return f"{names[name]}{equals}{value}"
 
 
 def import_command(name: str) -> Any:
@@ -107,10 +90,11 @@ def import_command(name: str) -> Any:
     name : str
         One of ``COMMANDS``.
     """
-    module, _, found = COMMANDS[name][0].partition(":")
-    target = getattr(import_module(f"helios.cli.{module}"), found)
+    target = _import_object(COMMANDS[name][0])
     if isinstance(target, typer.Typer):
         command: Any = typer.main.get_group(target)
+        for place in WING_COMMANDS.get(name, ()):
+            command.commands |= typer.main.get_group(_import_object(place)).commands
     else:
         alone = typer.Typer(add_completion=False)
         alone.command(name)(target)
@@ -118,6 +102,11 @@ def import_command(name: str) -> Any:
     command.name = name
     _join_help_lines(command)
     return command
+
+
+def _import_object(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"helios.{module}"), name)
 
 
 def _join_help_lines(command: Any) -> None:

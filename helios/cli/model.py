@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from helios.app import model_registry
+from helios.app import model_drift, model_registry
 from helios.app.history import choose_cluster
 from helios.app.model_registry import judge, learn
 from helios.cli.options import (
@@ -41,8 +41,6 @@ from helios.report.models import (
 from helios.report.tables import evaluation_table
 from helios.warehouse import Warehouse
 
-# ``helios model list | compare | promote | rollback | nightly | drift``: which model is promoted, and why.
-
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
 ModelId = Annotated[str, Argument(help="Id of a model (see helios model list), or shrinkage.")]
@@ -62,7 +60,7 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
-    table = models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width())
+    table = models_table(listed, decided, drift=model_drift.remembered_drift(url, name), width=width())
     print_result(listed, table, as_json=as_json)
 
 
@@ -176,7 +174,7 @@ def drift_(
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
         now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
-        found = model_registry.drift(
+        found = model_drift.drift(
             model_registry.history_before(history, now),
             url=url,
             model_id=model_id,
@@ -341,7 +339,7 @@ def explain_(
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
     from helios.app.explain import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
-    from helios.report.models import explanation_screen  # noqa: PLC0415 - as above
+    from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     with progress_bars() as progress:

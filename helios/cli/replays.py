@@ -23,7 +23,7 @@ from typer import Option
 from helios.actions import Result
 from helios.app.history import LoadedHistory
 from helios.app.order_check import check_order, live_scenario, refuse_few
-from helios.app.scenarios import RENAMED, Estimates, Scenario
+from helios.app.scenarios import Estimates, Scenario
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import (
     FEWEST_REPEATS,
@@ -225,11 +225,7 @@ def choices(texts: list[str] | None, kind: type[Choice], option: str) -> list[Ch
     """
     words = split_words(texts)
     if unknown := [word for word in words if word not in list(kind)]:
-        renamed = [RENAMED[word] for word in unknown if word in RENAMED and kind is Policy]
-        raise UsageError(
-            f"{option} has no {', '.join(map(repr, unknown))}.",
-            hint=" ".join([*renamed, f"Choose from: {', '.join(kind)}"]),
-        )
+        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 

@@ -24,17 +24,14 @@ from helios.cli.options import (
     GpusPerNode,
     HistoryOptions,
     Machine,
-    Report,
     configuration,
     expand,
-    low_high,
     moment,
     select_cluster,
     writable,
 )
-from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_file, write_page
+from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_file
 from helios.errors import UsageError
-from helios.metrics.study.trials import GAINS
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.decisions import moved_table, shadow_table
@@ -48,7 +45,6 @@ from helios.report.admin.sacct_format import (
     chosen_fields,
     listing,
 )
-from helios.report.admin.trials import fields_of_trials
 from helios.report.admin.usage import NOW, OVER_TIME, fields_by
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy import fields_by as fields_of_energy
@@ -114,7 +110,7 @@ class Form:
         As with sacct, that needs no database.
         """
         if self.helpformat:
-            _print(listing(fields))
+            print_lines(listing(fields))
             raise typer.Exit
         if self.parsable + self.parsable2 + self.json > 1:
             raise UsageError("-p, -P and --json are different forms of the answer.", hint="Give one of them.")
@@ -132,13 +128,13 @@ def queue(jobs: Jobs, form: Form) -> None:
     Now, or at the time of -E. With -S, it shows the queue over time.
     """
     form.check(NOW if jobs.start is None else OVER_TIME)
-    _show(reports.queue_report(jobs.query()), form)
+    show_table(reports.queue_report(jobs.query()), form)
 
 
 def _add_usage_command(group: str, example: str) -> None:
     def usage(jobs: Jobs, form: Form) -> None:
         form.check(fields_by(group))
-        _show(reports.usage_report(jobs.query(), group=group), form)
+        show_table(reports.usage_report(jobs.query(), group=group), form)
 
     usage.__doc__ = (
         f"Show hours, jobs, waits and failures of each {group}.\n\n"
@@ -167,7 +163,7 @@ def predictions(
     They are compared with a rule without a model: the run time of the user's last job that had ended.
     """
     form.check(predictions_report.FIELDS)
-    _show(reports.prediction_report(jobs.query(), by=by), form)
+    show_table(reports.prediction_report(jobs.query(), by=by), form)
 
 
 @_command("decisions", "decisions -S now-1hours --result refused,mismatch")
@@ -196,7 +192,7 @@ def decisions(
         modes=_split(mode),
         actions=_split(action),
     )
-    _show(found, form)
+    show_table(found, form)
 
 
 @_command("services", "services -S now-2weeks")
@@ -208,7 +204,7 @@ def services(
     Also in how many cycles Helios was suspended (it wrote nothing), and why.
     """
     form.check(decisions_report.BY_SERVICE)
-    _show(reports.service_report(_query(cluster, start, end), services=_split(service)), form)
+    show_table(reports.service_report(_query(cluster, start, end), services=_split(service)), form)
 
 
 @_command("energy", "energy -S now-4weeks --by partition --plot energy.html")
@@ -244,9 +240,9 @@ def energy(
     if form.json:
         show_json(found.to_json())
         return
-    _show(energy_answer(found), form)
+    show_table(energy_answer(found), form)
     if not (form.parsable or form.parsable2):
-        _print(["", *energy_sentences(found)])
+        print_lines(["", *energy_sentences(found)])
 
 
 @_command("shadow", "shadow --day 2026-11-20")
@@ -267,11 +263,11 @@ def shadow(
     if json:
         show_json({"cluster": name, **found.to_json()})
         return
-    _print([*found.sentences, ""])
-    _show(shadow_table(found, title=f"{name}: the shadow's day"), Form())
+    print_lines([*found.sentences, ""])
+    show_table(shadow_table(found, title=f"{name}: the shadow's day"), Form())
     if most and len(found.moved):
-        _print([""])
-        _show(moved_table(found, most=most), Form())
+        print_lines([""])
+        show_table(moved_table(found, most=most), Form())
 
 
 @_command("nightly", "nightly --day yesterday && sendmail -t < FILE.eml")
@@ -300,65 +296,7 @@ def nightly(
     if json:
         show_json(asdict(report))
         return
-    _print([report.subject, *(str(path) for path in (report.page, report.text, report.mail))])
-
-
-@_command("trials", "trials -S now-4weeks --by group --report trials.html")
-def trials(
-    *,
-    jobs: Jobs,
-    by: Annotated[Literal["user", "group"], Option(help="A row for each user, or for each group of jobs.")] = "user",
-    most: Annotated[int, Option(min=0, help="Rows to print, the largest first; 0: all. --json has all.")] = 20,
-    gain: Annotated[
-        str | None,
-        Option(
-            help="Least and most that sharing gains, as LOW,HIGH: the work of two trials on one GPU over that of one. "
-            f"Default: {GAINS[0]},{GAINS[1]}."
-        ),
-    ] = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    draws: Annotated[
-        int, Option(min=0, help="Draws of the window for the ranges of the replays. 0: only the window itself.")
-    ] = 20,
-    report: Report = None,
-    form: Form,
-) -> None:
-    """Show repeated jobs of few GPUs, and what packing them saves.
-
-    Arrays and bursts of alike jobs by one user, as an interval: the lower end counts arrays and equal names only. The
-    queue is replayed with two of them on a GPU, to show what everybody else would have waited less. By default, the
-    window is the week before its end. See docs/reports.md.
-    """
-    form.check(fields_of_trials(by))
-    from helios.app.trials import PackingCase, trials_report  # noqa: PLC0415 - it compiles
-
-    machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).request_fields(configuration().settings)
-    packing = PackingCase(
-        **machine, draws=draws, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87")
-    )
-    whole = form.json or form.parsable or form.parsable2
-    with progress_bars() as progress:
-        found = trials_report(
-            jobs.query(), by=by, most=None if whole or not most else most, packing=packing, progress=progress
-        )
-    if report is not None:
-        from helios.report.html import render_trials  # noqa: PLC0415 - drawing takes a second to import
-
-        write_page(report, render_trials(found))
-    if form.json:
-        show_json(found.to_json())
-        return
-    _show(found.table, form)
-    if whole:
-        return
-    if found.sentences:
-        _print(["", *(line for sentence in found.sentences for line in wrap(sentence, min(width(), 100)))])
-    if found.replays:
-        _print([""])
-        _show(found.replay_table(), Form())
-    else:
-        print_notes(found.replay_notes)
+    print_lines([report.subject, *(str(path) for path in (report.page, report.text, report.mail))])
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:
@@ -386,7 +324,7 @@ def _split(given: list[str] | None) -> list[str]:
     return [word.strip() for text in given or [] for word in text.split(",") if word.strip()]
 
 
-def _show(report: ReportTable, form: Form) -> None:
+def show_table(report: ReportTable, form: Form) -> None:
     """Print a report on standard output, and its notes on standard error."""
     fields = chosen_fields(report, form.fields)
     if form.json:
@@ -394,13 +332,14 @@ def _show(report: ReportTable, form: Form) -> None:
         return
     print_notes(report.notes)
     if form.parsable or form.parsable2:
-        _print(as_parsable(report, fields, header=not form.noheader, trailing=form.parsable))
+        print_lines(as_parsable(report, fields, header=not form.noheader, trailing=form.parsable))
     else:
         print_message(report.title)
-        _print([report.empty] if report.rows.empty else as_lines(report, fields, header=not form.noheader))
+        print_lines([report.empty] if report.rows.empty else as_lines(report, fields, header=not form.noheader))
 
 
-def _print(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they are."""
     # Not through rich, which would read [words] in a job's reason as markup and fold what a script reads.
     sys.stdout.writelines(f"{line}\n" for line in lines)
 

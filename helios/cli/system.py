@@ -1,6 +1,6 @@
 """Commands that set up Helios and show its state.
 
-``helios setup``, ``doctor``, ``why``, ``config``, ``daemon``, ``hook``, ``notify``, ``try`` and ``web``.
+``helios setup``, ``doctor``, ``why``, ``daemon``, ``notify``, ``try`` and ``web``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -33,7 +33,6 @@ from helios.cli.output import (
     width,
     write_page,
 )
-from helios.config import FILE_NAME, FILE_VARIABLE, SYSTEM_FOLDER, example_file, load_configuration, user_file
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.private_files import read_secret
 
@@ -100,9 +99,6 @@ def _plain_finding(finding: PreflightFinding) -> dict[str, str]:
     return {name: str(getattr(finding, name)) for name in ("check", "verdict", "message", "hint")}
 
 
-# ``helios setup``: what the services need on a machine.
-
-
 def setup_(
     check: Annotated[
         bool, Option("--check", help="Only say what is missing or outdated; exit status 1 if any is.")
@@ -167,9 +163,6 @@ def setup_(
         raise typer.Exit(1)
 
 
-# ``helios why``: why a job waits, or what a node does.
-
-
 def why_(
     job: Annotated[
         str,
@@ -200,7 +193,7 @@ def why_(
 
         answer = ask_daemon(settings, job, cluster=cluster)
         if isinstance(answer, JobAnswer):
-            print_result(answer.values, *answer.lines, as_json=as_json)
+            print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
             return
         if answer:
             print_notes([f"{answer}; so it is worked out here, which takes longer"])
@@ -218,112 +211,12 @@ def why_(
             found = explain_recorded(settings, job, cluster=cluster, problem=misuse)
         except HeliosError as problem:
             found = explain_recorded(settings, job, cluster=cluster, problem=problem)
-        print_result(found.to_json(), *found.lines(), as_json=as_json)
+        print_result(found.to_json(), *found.parts(), as_json=as_json)
         return
     from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
 
     node = explain_node(operations.node_cycles, job)
     print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
-
-
-# ``helios config``: the settings in force.
-
-config_commands = typer.Typer(no_args_is_help=True, help="Show, check and write settings.")
-
-
-@config_commands.command("show", epilog="Example: HELIOS_DATABASE_URL=sqlite:///site.db helios config show")
-def show_settings(as_json: AsJson = False) -> None:
-    """Print every setting, its value and its origin.
-
-    The origin is the default, a file or the environment. A later one of these wins: default,
-    /etc/helios/helios.toml, /etc/helios/conf.d/*.toml, ~/.config/helios/helios.toml, helios.toml in the current folder,
-    environment. A file that --config or HELIOS_CONFIG names is read instead of all others.
-    """
-    found = configuration()
-    listing = found.listing()
-    print_message(f"Read, a later one wins: {', '.join(['defaults', *found.files, 'environment'])}.")
-    table = Table("Key", "Value", "From", "Meaning", box=None, pad_edge=False)
-    for setting in listing:
-        table.add_row(setting.key, str(setting.value), setting.origin, setting.doc)
-    print_result([asdict(setting) for setting in listing], table, as_json=as_json)
-
-
-@config_commands.command("init", epilog="Example: helios config init --out helios.toml")
-def init(
-    out: Annotated[
-        Path | None,
-        Option(
-            help="File to write; - for standard output. Default: /etc/helios/helios.toml for root, else "
-            "~/.config/helios/helios.toml."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a configuration file with every setting, its meaning and its default.
-
-    Every setting is commented out, so that the file changes nothing before you edit it. A file that is there already is
-    left as it is.
-    """
-    text = example_file()
-    if out == Path("-"):
-        print_result({"file": None, "text": text}, Text(text.rstrip("\n")), as_json=as_json)
-        return
-    path = out or (SYSTEM_FOLDER / FILE_NAME if os.geteuid() == 0 else user_file(os.environ))
-    if path is None:
-        raise UsageError("There is no home folder to write to.", hint="Name the file: --out helios.toml")
-    try:
-        if out is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)  # the umask may let a group write, and then Helios would not use it
-            file.write(text)
-    except FileExistsError as reason:
-        raise UsageError(
-            f"{path} is there already, and was not touched.", hint="Compare with: helios config init --out -"
-        ) from reason
-    except OSError as reason:
-        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
-    print_result({"file": str(path), "text": text}, f"Written: {path}", as_json=as_json)
-    if out is not None:
-        print_message(f"Use it: helios --config {path} COMMAND, or HELIOS_CONFIG={path.resolve()}")
-
-
-@config_commands.command("check", epilog="Example: helios config check /etc/helios/helios.toml")
-def check(
-    file: Annotated[
-        Path | None, Argument(help="File to check, as if it were the only one. Default: all that are read here.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check the settings, and the folders and files that they name.
-
-    Nothing is changed, and no cluster is asked. The exit status is 1 if something is wrong.
-    """
-    environment = dict(os.environ) | ({} if file is None else {FILE_VARIABLE: str(file)})
-    found = load_configuration(environment=environment, folder=Path.cwd())
-    from helios.app.doctor import check_settings  # noqa: PLC0415 - pandas and SQLAlchemy; config show needs neither
-
-    problems = check_settings(found.settings)
-    plain = {
-        "files": list(found.files),
-        "warnings": list(found.notes),
-        "problems": [{"message": problem.message, "hint": problem.hint} for problem in problems],
-    }
-    changed = len(found.origins)
-    lines = [
-        f"Files: {', '.join(found.files) or 'none, so defaults and the environment hold'}.",
-        f"{changed} {'setting is' if changed == 1 else 'settings are'} not the default's: {', '.join(found.origins)}."
-        if changed
-        else "Every setting is the default.",
-        *(f"warning: {note}" for note in found.notes),
-        *(f"wrong: {problem.message} {problem.hint}".rstrip() for problem in problems),
-    ]
-    print_result(plain, *map(escape, lines), *([] if problems else ["Nothing is wrong."]), as_json=as_json)
-    if problems:
-        raise typer.Exit(1)
-
-
-# ``helios daemon``: the process that runs cycles at regular intervals.
 
 
 def daemon_(
@@ -362,67 +255,6 @@ def daemon_(
         sys.stderr.flush()
         os._exit(ending.code)
     raise typer.Exit(ending.code)
-
-
-# ``helios hook``: the table of the priority hook.
-
-hook_commands = typer.Typer(no_args_is_help=True, help="Publish the table of the priority hook, job_submit.lua.")
-
-
-@hook_commands.command("publish", epilog="Example: helios hook publish")
-def publish(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Publish the table that job_submit.lua looks jobs up in.
-
-    The old table is replaced in one step. The daemon publishes it, too. It holds only the changes of active
-    services, and of canaries by partition. The setting hook.publish must be true.
-    """
-    settings = configuration().settings
-    if not settings.hook.publish:
-        raise UsageError(
-            "The hook is not switched on.", hint="Set publish = true in the section [hook] of helios.toml. See docs."
-        )
-    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
-
-    message = Operations(settings, cluster=cluster).publish_hook()
-    print_result({"done": message}, message, as_json=as_json)
-
-
-@hook_commands.command("retract", epilog="Example: helios hook retract")
-def retract_(as_json: AsJson = False) -> None:
-    """Remove the table of the hook.
-
-    New jobs are then submitted unchanged.
-    """
-    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
-    from helios.slurm.hook_table import TABLE, retract  # noqa: PLC0415 - as in doctor
-
-    table = Operations(configuration().settings).state_folder / TABLE
-    removed = retract(table)
-    message = f"{table} was removed." if removed else f"There is no table at {table}."
-    print_result({"table": str(table), "removed": removed}, message, as_json=as_json)
-
-
-@hook_commands.command("show", epilog="Example: helios hook show --json")
-def show_table(as_json: AsJson = False) -> None:
-    """Show the table as the hook reads it.
-
-    A damaged or expired table is an error. The hook ignores such a table.
-    """
-    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
-    from helios.slurm.hook_table import TABLE, read_table  # noqa: PLC0415 - as in doctor
-
-    table = read_table(Operations(configuration().settings).state_folder / TABLE, datetime.now(UTC))
-    names = ("user", "partition", "gpus", "limit_min", "site_factor", "time_min")
-    rows = [{name: getattr(row, name) for name in names} for row in table.rows.values()]
-    if as_json:
-        show_json({"published_at": table.published_at, "expires_at": table.expires_at, "rows": rows})
-        return
-    print_message(f"{len(rows):,} rows, published {table.published_at}, good until {table.expires_at}")
-    for row in rows:
-        show(" ".join(f"{name}={'*' if value is None else value}" for name, value in row.items()))
-
-
-# ``helios try``: all of Helios once, on a synthetic month.
 
 
 def try_(

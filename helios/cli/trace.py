@@ -365,8 +365,6 @@ def load_answer(report: LoadReport) -> dict[str, Any]:
     return found
 
 
-# ``helios db``: schema and roles of the warehouse.
-
 db_commands = typer.Typer(no_args_is_help=True, help="Upgrade the database and grant access to it.")
 
 

@@ -181,9 +181,6 @@ def whatif_(
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
 
 
-# The wait of one job in a replay.
-
-
 @commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
 @expand
 def explain_in_replay(
@@ -223,7 +220,6 @@ def explain_in_replay(
     from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
-    from helios.report.job import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
@@ -240,12 +236,8 @@ def explain_in_replay(
             **replay.request_fields(settings),
             predict_again_s=replay.predict_again_s(),
         )
-        story = explain_wait(history, request, job, progress=progress)
-    print_notes(story.notes)
-    print_result(story.to_json(), wait_table(story), as_json=as_json)
-
-
-# Replays under the rules of Slurm.
+        found = explain_wait(history, request, job, progress=progress)
+    print_result(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @commands.command("slurm")

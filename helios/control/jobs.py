@@ -49,7 +49,7 @@ OF_THE_HIDDEN = (
     "A paused daemon takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all of "
     "them helios pause --hidden"
 )
-OF_THE_UNPROVED = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
+UNPROVED_HINT = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
 
 
 class JobDomain:
@@ -488,7 +488,7 @@ def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome], st
         parts.append("looked again, no job carries anything that Helios is known to have set")
     if strangers:
         bear = f"{len(strangers)} jobs bear Helios' mark and are in no record: {_list_jobs(strangers)}"
-        parts.append(f"{bear}; not touched. {OF_THE_UNPROVED}")
+        parts.append(f"{bear}; not touched. {UNPROVED_HINT}")
     return f"{Result.MISMATCH if remaining else Result.DONE}: {'; '.join(parts)}"
 
 

@@ -208,9 +208,6 @@ def _hundredth(name: str) -> int:
     return int.from_bytes(digest, "big") % 100
 
 
-# The same for the nodes of a cluster.
-
-
 def node_cluster_for_mode(
     mode: ServiceMode,
     cluster: NodeCluster,

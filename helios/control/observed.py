@@ -148,9 +148,6 @@ def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 
 
-# Nodes.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedNode:
     """Node of the snapshot, with names as in ``NODE_STATES``.
@@ -456,9 +453,6 @@ def _parse_keep_awake(words: str) -> frozenset[tuple[str, ...]]:
         return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
     except HostlistInvalid:
         return frozenset({(text,)})  # a text that cannot be parsed equals only itself
-
-
-# Tolerances for values that are read back, which a cluster rounds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

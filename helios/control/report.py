@@ -253,9 +253,6 @@ class CycleReport(DomainReport):
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
-# Report of a node cycle, and its counts of nodes for the energy figures.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeCycleReport(DomainReport):
     """Report of one cycle on nodes.

@@ -139,8 +139,6 @@ class CircuitBreaker:
 
 
 # Suspension of services. One that fails repeatedly is not asked until a person clears it, or until a day has passed.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Consecutive failures of a service, and the last one."""
@@ -188,8 +186,6 @@ class ServiceSuspension:
         until = f"{fault.last_at + SUSPENDED_FOR:%Y-%m-%d %H:%M} UTC"
         return f"service {service} failed {fault.in_row} times in a row and is suspended until {until}: {fault.what}"
 
-
-# How the parts of a state are stored.
 
 StoredBreaker = Annotated[CircuitBreaker, BeforeValidator(lambda plain: _complete(CircuitBreaker, plain))]
 StoredSuspension = Annotated[
@@ -254,8 +250,6 @@ def state_digest(outcome: Outcome | NodeOutcome) -> str:
 
 
 # State of the node cycle, stored as text, so that a restart loses no cool-down, power cycle or failure.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeUp:
     """A wake that was requested and has not succeeded yet.

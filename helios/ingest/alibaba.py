@@ -10,6 +10,9 @@ its tasks. A task asks for ``inst_num`` times ``plan_gpu`` per cent of a GPU, an
 
 Times are seconds from a shifted origin; read as seconds after 1970 in the zone of Shanghai, hours and weekdays are
 true and dates are not.
+
+Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
+bytes of memory for each task, and as many for each group tag.
 """
 
 from __future__ import annotations
@@ -27,14 +30,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused, RunKeys
 from helios.ingest.lines import head
 from helios.ingest.parse import NOT_A_TIME, CheckResults, Instants, Reason, category, known_values, numbers, strings
+from helios.ingest.repair import Dialect
 from helios.model import JobState
-
-# Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
-# bytes of memory for each task, and as many for each group tag.
 
 PER_CENT = 0.01
 _LINES_LOOKED_AT = 20

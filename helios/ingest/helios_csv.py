@@ -25,10 +25,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Dialect, Translation, distinct_names, read_rows
+from helios.ingest.delimited import MIB_PER_GIB, DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import created, head
 from helios.ingest.parse import NOT_A_TIME, has_utc_offset, known_values, spans, strings
+from helios.ingest.repair import Dialect, distinct_names
 from helios.model import JOBS, JobState
 
 FIELDS = (

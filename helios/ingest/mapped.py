@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from helios.errors import FormatUnknown
 from helios.ingest import column_map, parquet, sacct, sql_dump
 from helios.ingest.column_map import COUNTS, DURATION_UNITS, EPOCH_UNITS, TIMES, ColumnMap, ColumnSource, Lookup
-from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinct_names, read_rows
+from helios.ingest.delimited import DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import as_text, read_records
 from helios.ingest.lines import LATIN_1, REPLACED, head
@@ -45,6 +45,7 @@ from helios.ingest.parse import (
     unset_epoch,
     without,
 )
+from helios.ingest.repair import Dialect, distinct_names
 from helios.model import JOBS, JobState
 from helios.model.gpu_parts import Places, places
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown, HostlistInvalid
-from helios.ingest.delimited import DelimitedRows, Dialect, Translation, distinct_names, read_rows
+from helios.ingest.delimited import DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode, file_sha256, head
 from helios.ingest.parse import (
@@ -44,16 +44,9 @@ from helios.ingest.parse import (
     strings,
     without,
 )
+from helios.ingest.repair import Dialect, distinct_names
 from helios.model import JobState
-from helios.model.gpu_parts import (
-    USUAL_MPS,
-    Places,
-    gpus_asked,
-    gpus_of_shares,
-    is_slice,
-    part_of_gpu,
-    places,
-)
+from helios.model.gpu_parts import USUAL_MPS, Places, gpus_asked, gpus_of_shares, is_slice, part_of_gpu, places
 from helios.model.nodes import expand
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}

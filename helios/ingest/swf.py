@@ -20,10 +20,11 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.delimited import DelimitedRows, Dialect, Translation, read_rows
+from helios.ingest.delimited import DelimitedRows, Translation, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import created, head
 from helios.ingest.parse import NOT_A_TIME, category, without
+from helios.ingest.repair import Dialect
 from helios.model import JOBS, JobState, seconds_of
 
 FIELDS = (

@@ -23,7 +23,6 @@ from helios.model import JOBS, JobState
 # Source of every figure that is not marked otherwise: Hu, Sun, Yan, Wen, Zhang, *Characterization and Prediction of
 # Deep Learning Workloads in Large-Scale GPU Datacenters*, SC'21 (doi 10.1145/3458817.3476223) and its artifact;
 # clusters of SenseTime, April to September 2020, GPU jobs only.
-
 GPUS_PER_NODE = 8
 DAYS_OBSERVED = 183
 

@@ -71,7 +71,7 @@ APPLIED_NODE_CHANGES = frame_kind(
 NODE_TALLIES = frame_kind(
     "node tallies",
     ("taken_at", TIME, "When the nodes were looked at"),
-    ("pool", "category", "Nodes that can stand in for each other; see helios.model.pools"),
+    ("pool", "category", "Nodes that can stand in for each other; see helios.model.node_pools"),
     ("total", "int32", "Nodes in service: not down, not drained"),
     ("busy", "int32", "Nodes that hold a job"),
     ("asleep", "int32", "Nodes asleep"),

@@ -6,6 +6,9 @@ distribution of past runs is used (:mod:`helios.predict.past_runs`).
 
 Whether training helps is measured on held-back jobs. The same kind of model is trained on an earlier part of the
 history (the backtest), and the later jobs show which of the two predicts better. They also calibrate the intervals.
+
+Trees are trained here or on other machines. The input is arrays and the output LightGBM's own text, so that a model
+does not depend on where it was trained.
 """
 
 from __future__ import annotations
@@ -30,9 +33,6 @@ from helios.predict.past_runs import PastRuns
 from helios.predict.scores import pinball_losses, resampling_units, without_repeats
 from helios.predict.timeline import NO_TAIL, Calibration, Model, Pairs, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
-
-# Training of the trees, here or on other machines. The input is arrays and the output LightGBM's own text, so that a
-# model does not depend on where it was trained.
 
 ROUNDS = 120
 PARAMETERS = {

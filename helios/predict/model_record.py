@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
 from helios.predict.distribution import PAIR_FEATURES
+from helios.predict.drift import Inputs, training_inputs
 from helios.predict.duration import MOST_JOBS, MOST_PAIRS, TAIL_POINTS, DurationModel, Trees
-from helios.predict.evaluation import Inputs, training_inputs
 from helios.predict.job_table import TRAINING_COLUMNS, JobTable
 from helios.predict.timeline import Calibration, empty_calibration
 from helios.predict.trees import read_trees
@@ -59,7 +59,7 @@ def describe_provenance(
     return {
         "first_submission": submitted.min().to_pydatetime().isoformat(),
         "last_submission": submitted.max().to_pydatetime().isoformat(),
-        "digest": model_digest(jobs.iloc[rows]),
+        "digest": digest_jobs(jobs.iloc[rows]),
         "seed": seed,
         "parameters": PARAMETERS | {"rounds": ROUNDS, "most_jobs": MOST_JOBS, "most_pairs": MOST_PAIRS},
         "inputs": training_inputs(features, table, rows).to_json(),
@@ -71,7 +71,7 @@ def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
     return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
 
 
-def model_digest(jobs: pd.DataFrame) -> str:
+def digest_jobs(jobs: pd.DataFrame) -> str:
     """Return the SHA-256 of the columns of ``jobs`` that training reads.
 
     It does not depend on the order of the jobs.

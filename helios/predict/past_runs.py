@@ -231,9 +231,6 @@ def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> Non
     counts[ring] += 1
 
 
-# Samples.
-
-
 @inline_jit
 def take_samples(past: Any, history: Any, groups: Any, traits: Any, job: int, now: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
     """Fill in the samples and anchors of ``job`` as of ``now``."""
@@ -466,9 +463,6 @@ def _distance(a: Any, b: Any) -> Any:
 def _log_time(past: Any, job: int, now: int) -> Any:
     """Return log1p of a job's run time, or of its age while it runs."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
-
-
-# Distributions.
 
 
 @inline_jit

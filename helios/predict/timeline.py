@@ -302,9 +302,6 @@ def started_s(table: JobTable) -> NDArray[np.int64]:
     return np.where(is_known, table.started_s, table.submitted_s)
 
 
-# State of a timeline.
-
-
 @dataclass(frozen=True, eq=False)
 class Calibration(Table):
     """Calibration of the bounds, without the offsets of single users.
@@ -526,9 +523,6 @@ class UnlearnedEvents(Table):
     start_known: NDArray[np.bool_]
     run_s: NDArray[np.int64]
     learned: NDArray[np.int64]
-
-
-# Submissions.
 
 
 @cached_jit
@@ -771,9 +765,6 @@ def _describe_pair(state: Any, job: int, log_time: float, out: Any) -> None:
     out[:N_THRESHOLD], out[N_THRESHOLD:] = scratch.threshold_features[:, 0], scratch.job_features
 
 
-# Starts and ends.
-
-
 @cached_jit
 def note_started(unlearned: Any, jobs: Any, started_s: Any, before_s: int) -> None:
     """Note the starts of ``jobs`` that lie before ``before_s``."""
@@ -833,9 +824,6 @@ def note_outlived(calibration: Any, log_run: float, log_limit: float) -> None:
     if np.isfinite(log_limit) and not np.isnan(log_run):
         has_outlived = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)
         calibration.outlived[0] = OUTLIVED_DECAY * calibration.outlived[0] + (1.0 - OUTLIVED_DECAY) * has_outlived
-
-
-# Distribution of a job's run time.
 
 
 @inline_jit
@@ -923,9 +911,6 @@ def clip_and_round(calibration: Any, features: Any, out: Any) -> None:
     out[RUN_TIME.p90] = max(np.rint(out[RUN_TIME.p90]), out[RUN_TIME.p50])
 
 
-# Calibration of the bounds.
-
-
 @inline_jit
 def _calibrate(state: Any, events: Any, now: int) -> None:
     """Learn from the bounds that jobs have reached before ``now``."""
@@ -990,9 +975,6 @@ def bound_level(calibration: Any, features: Any, side: int) -> float:
 @inline_jit
 def _clamp_level(level: float, side: int) -> float:
     return min(max(level, 0.0005), 0.45) if side == _LOW else min(max(level, 0.55), 0.9995)
-
-
-# Heaps.
 
 
 def _empty_heap(room: int) -> Heap:

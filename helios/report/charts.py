@@ -1,4 +1,8 @@
-"""Style of all drawings, and the charts of what-ifs and of energy."""
+"""Style of all drawings, and the charts of what-ifs and of energy.
+
+Charts are SVG text: deterministic, without a display, readable in grey and by the colour-blind. Each is drawn for a
+computer's screen and paper, or ``narrow`` for a phone.
+"""
 
 from __future__ import annotations
 
@@ -259,11 +263,6 @@ def _pdf(figure: Figure) -> bytes:
 def _use_theme(found: re.Match[str]) -> str:
     what, colour = found.groups()
     return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]
-
-
-# Figures as SVG text: deterministic, without a display, readable in grey and by the colour-blind.
-#
-# Each is drawn for a computer's screen and paper, or ``narrow`` for a phone.
 
 
 def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:

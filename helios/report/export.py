@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from helios.metrics.blocks import Estimate
 from helios.metrics.reidentification import Risk
-from helios.metrics.study.blocks import Estimate
 from helios.report.study_text import value_text
 from helios.report.tables import plain_table
 from helios.units import change, duration, percent

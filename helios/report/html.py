@@ -19,7 +19,6 @@ from markupsafe import Markup
 from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
-from helios.report.admin.trials import TrialsReport
 from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import (
     POLICY_COLUMNS,
@@ -202,22 +201,6 @@ def render_energy(ledger: EnergyLedger) -> str:
         PageSection(title="Node hours, energy and money", tables=[answer], notes=ledger.notes),
     ]
     return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
-
-
-def render_trials(report: TrialsReport) -> str:
-    """Return the page of a report of repeated jobs."""
-    sections = [
-        PageSection(sentences=report.sentences or [report.table.empty]),
-        PageSection(title="Repeated jobs", tables=[report.table], notes=report.table.notes),
-        PageSection(title="The queue replayed", tables=[report.replay_table()], notes=report.replay_notes),
-    ]
-    if not report.replays:
-        sections.pop()
-    subtitle = (
-        "Groups of alike jobs of few GPUs that one user sent within minutes. Lower ends count arrays and equal names, "
-        f"upper ends all bursts of alike jobs. Times on the cluster's own clock ({report.table.timezone})."
-    )
-    return render_sections(report.table.title, subtitle, sections)
 
 
 def render_energy_whatif(result: EnergyWhatIf) -> str:

@@ -1,14 +1,14 @@
 """Why a job waits or waited, and when it starts.
 
-A live job is explained by its prediction, its place in the queue, what Helios did, and its place without Helios. The
-wait of a past job is explained by a replay.
+A live job is explained by its prediction, its place in the queue, what Helios did, and its place without Helios. A
+replay adds what held it there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 
 from helios.model import JobState, Mode, Snapshot
@@ -57,8 +57,10 @@ ACTIVITY = {
     "failed": "could not set {after}",
 }
 UNDONE = "reverted what Helios had set, if anything"
-
-
+LATER = "later than"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNTIMED = frozenset(set(JobState) - {JobState.PENDING, JobState.CANCELLED, JobState.REVOKED, JobState.DEADLINE})
+"""States of jobs that have run, so that a run without times is one of unknown length."""
 NAMED_BLOCKERS = 3
 """Jobs that a row names, those that blocked it longest."""
 PLANNED_BY = {
@@ -67,9 +69,6 @@ PLANNED_BY = {
     "expected": " (expected)",
     "true": " (the truth)",
 }
-
-
-LATER = "later than"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +134,6 @@ class JobRuns:
         )
         for run in self.runs.to_dict("records"):
             yield f"Run {run['number']}: {', '.join(_run_words(run))}."
-
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-UNTIMED = frozenset(set(JobState) - {JobState.PENDING, JobState.CANCELLED, JobState.REVOKED, JobState.DEADLINE})
-"""States of jobs that have run, so that a run without times is one of unknown length."""
 
 
 def _known_sum(values: pd.Series[Any]) -> float:
@@ -213,6 +207,8 @@ class JobExplanation:
         Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
     runs : JobRuns, optional
         All runs of the job. None for a job of the live queue that runs or waits for the first time.
+    replay : ReplayedWait, optional
+        What held it in a replay of the history.
     """
 
     job_id: str
@@ -223,10 +219,10 @@ class JobExplanation:
     gpus: float
     tasks: int
     time_limit_s: float
-    p10_s: float
-    p50_s: float
-    p90_s: float
-    source: str
+    p10_s: float = float("nan")
+    p50_s: float = float("nan")
+    p90_s: float = float("nan")
+    source: str = ""
     run_time_s: float = float("nan")
     remaining_s: tuple[float, float, float] | None = None
     reason: str = ""
@@ -242,6 +238,7 @@ class JobExplanation:
     decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
     remarks: tuple[str, ...] = ()
     runs: JobRuns | None = None
+    replay: ReplayedWait | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values.
@@ -255,19 +252,28 @@ class JobExplanation:
         """Return the explanation as sentences."""
         lines = [self._headline(), *self._start(), self._prediction(), self._remaining(), self.rests_on, *self._place()]
         runs = self.runs.lines() if self.runs else ()
-        return [line for line in (*lines, *runs, *self._activity(), *self.remarks) if line]
+        replay = self.replay.lines() if self.replay else ()
+        return [line for line in (*lines, *replay, *runs, *self._activity(), *self.remarks) if line]
+
+    def parts(self) -> list[RenderableType]:
+        """Return the sentences for a terminal, with the tables of a replay below the first."""
+        head, *rest = map(escape, self.lines())
+        tables = [part for table in (self.replay.tables() if self.replay else ()) for part in (table, "")]
+        return [head, "", *tables, *rest] if tables else [head, *rest]
 
     def _headline(self) -> str:
-        size = count_in_words(self.gpus, "GPU")
-        array = f", {self.tasks} tasks pending" if self.tasks > 1 else ""
-        waited = "" if np.isnan(self.waited_s) else f", waited {duration_in_words(self.waited_s)}"
-        return f"Job {self.job_id} of {self.user} in {self.partition}: {self.state}, {size}{array}{waited}."
+        whose = f" of {self.user}" if self.user else ""
+        tasks = f"{self.tasks} tasks pending" if self.tasks > 1 else ""
+        waited = "" if np.isnan(self.waited_s) else f"waited {duration_in_words(self.waited_s)}"
+        size = count_in_words(self.gpus, self.replay.unit if self.replay else "GPU")
+        facts = ", ".join(filter(None, (self.state, size, tasks, waited)))
+        return f"Job {self.job_id}{whose} in {self.partition}: {facts}."
 
     def _prediction(self) -> str:
         limit = f" Its limit is {duration_in_words(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""
         ran = "" if np.isnan(self.run_time_s) else f" It ran {duration_in_words(self.run_time_s)}."
         if np.isnan(self.p50_s):
-            return f"Its run time was not predicted.{ran}{limit}"
+            return f"{'' if self.replay else 'Its run time was not predicted.'}{ran}{limit}".strip()
         return (
             f"Predicted run time: {duration_in_words(self.p50_s)}; 8 of 10 such jobs take "
             f"{duration_in_words(self.p10_s)} to {duration_in_words(self.p90_s)} (by {self.source}).{ran}{limit}"
@@ -342,7 +348,7 @@ def places(
 
 
 class Cause(StrEnum):
-    """Why a pending job does not start."""
+    """Why a pending job does not start, each with its words in a table."""
 
     PRIORITY = "priority"
     """Another job comes before it and cannot start."""
@@ -364,7 +370,7 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """A job in a sentence about another job's wait, which it may block.
+    """A job that another one waits for.
 
     Attributes
     ----------
@@ -376,10 +382,6 @@ class Blocker:
     job_id: str
     user: str
     gpus: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, null for an unknown user."""
-        return {"job_id": self.job_id, "user": self.user or None, "gpus": self.gpus}
 
     def in_words(self, unit: str) -> str:
         """Return it as ``job 17 of alice (4 GPUs)``."""
@@ -395,10 +397,11 @@ class WaitInterval:
     ----------
     began_at, ended_at : datetime
         UTC; the end is not part of it.
+    length_s : int
     cause : Cause
     blocker : Blocker, optional
         With PRIORITY and RESERVED, the job before it.
-    free, room : pair of float
+    free, largest_that_fits : pair of float
         Fewest and most GPUs free in its partition, and of the largest job that could have been placed.
     fitted_s : int
         Time in which the job would have fitted, s.
@@ -410,59 +413,37 @@ class WaitInterval:
 
     began_at: datetime
     ended_at: datetime
+    length_s: int
     cause: Cause
     blocker: Blocker | None
     free: tuple[float, float]
-    room: tuple[float, float]
+    largest_that_fits: tuple[float, float]
     fitted_s: int
     scattered_s: int
     reserved_at: datetime | None = None
 
-    @property
-    def length_s(self) -> int:
-        """Its length, s."""
-        return round((self.ended_at - self.began_at).total_seconds())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values."""
-        return {
-            "from": self.began_at.isoformat(),
-            "to": self.ended_at.isoformat(),
-            "length_s": self.length_s,
-            "cause": self.cause,
-            "behind": self.blocker and self.blocker.job_id,
-            "free": list(self.free),
-            "largest_that_fits": list(self.room),
-            "fitted_s": self.fitted_s,
-            "scattered_s": self.scattered_s,
-            "head_expected_at": self.reserved_at and self.reserved_at.isoformat(),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Blocker):
     """A job that held GPUs while another one waited for them.
 
     Attributes
     ----------
-    job : Blocker
     held_s : int
         Time in that wait for which it held them, s.
     until : datetime
         End of that, UTC.
     """
 
-    job: Blocker
     held_s: int
     until: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherReplay:
-    """When the job starts in another replay of the same history."""
+class ReplayedStart:
+    """When a job starts in one replay, ``started_at`` in UTC."""
 
     label: str
-    is_today: bool
     started_at: datetime
     wait_s: int
 
@@ -484,37 +465,15 @@ class ShorterLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overtaken:
-    """Numbers of jobs submitted later that started earlier.
+class ReplayedWait:
+    """What held a job in a replay.
 
     Attributes
     ----------
-    by_order : int
-        Jobs that the order puts first, without promotions for long waits.
-    by_backfill : int
-        Jobs that backfill let pass.
-    """
-
-    by_order: int
-    by_backfill: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitExplanation:
-    """Wait of one job in a replay, and its causes.
-
-    Attributes
-    ----------
-    job : Blocker
-        The job itself.
-    cluster, partition, unit, label : str
-        ``unit``: GPU or CPU; ``label`` names the replay.
-    is_today : bool
-        Whether the replay is what a Slurm site has today.
-    submitted_at, started_at : datetime
-        UTC, in the replay.
-    run_time_s : int
-        How long it ran, s.
+    unit : str
+        GPU or CPU.
+    starts : tuple of ReplayedStart
+        Of the replay that is explained, and of the same job in others.
     believed_s, planned_s : float, optional
         Run times that the order and backfill used, s. None where it used none.
     planned_by : str
@@ -525,25 +484,15 @@ class WaitExplanation:
         They follow each other from submission to start.
     holders : tuple of Holder
         Jobs that held most GPUs while it was next in line, or, if that is less than half of its wait, while it waited.
-    overtaken : Overtaken
+    overtaken_by_order, overtaken_by_backfill : int
+        Jobs submitted later that started earlier: that the order puts first, without promotions for long waits, and
+        that backfill let pass.
     shorter : ShorterLimit, optional
         A limit with which the user could have had an earlier start.
-    beside : tuple of OtherReplay
-        The same job in other replays.
-    recorded_wait_s : float, optional
-        Real wait, s. None where it was not recorded.
-    notes : tuple of str
     """
 
-    job: Blocker
-    cluster: str
-    partition: str
     unit: str
-    label: str
-    is_today: bool
-    submitted_at: datetime
-    started_at: datetime
-    run_time_s: int
+    starts: tuple[ReplayedStart, ...]
     believed_s: float | None
     planned_s: float | None
     planned_by: str
@@ -551,120 +500,62 @@ class WaitExplanation:
     queued: int
     intervals: tuple[WaitInterval, ...]
     holders: tuple[Holder, ...]
-    overtaken: Overtaken
+    overtaken_by_order: int
+    overtaken_by_backfill: int
     shorter: ShorterLimit | None
-    beside: tuple[OtherReplay, ...]
-    recorded_wait_s: float | None
-    notes: tuple[str, ...]
 
-    @property
-    def wait_s(self) -> int:
-        """Its wait, s, which is the sum of the intervals."""
-        return round((self.started_at - self.submitted_at).total_seconds())
+    def lines(self) -> Iterator[str]:
+        """Yield the wait as sentences."""
+        if self.believed_s is not None:
+            yield f"The order expected it to run {duration_in_words(self.believed_s)}."
+        if self.planned_s is not None:
+            source = PLANNED_BY.get(self.planned_by, "")
+            yield f"Backfill planned with {duration_in_words(self.planned_s)}{source}."
+        if not self.intervals:
+            yield "In the replay it did not wait."
+            return
+        yield f"In the replay it was number {self.rank:,} of {self.queued:,} in its partition at first."
+        if self.holders:
+            holders = (
+                f"{holder.in_words(self.unit)} for {duration_in_words(holder.held_s)}" for holder in self.holders
+            )
+            yield f"Most was held meanwhile by {', '.join(holders)}."
+        yield (
+            f"Jobs submitted later that started earlier: {self.overtaken_by_order:,} by the order, "
+            f"{self.overtaken_by_backfill:,} let past by backfill."
+        )
+        if self.shorter is not None:
+            earlier_s = (self.starts[0].started_at - self.shorter.started_at).total_seconds()
+            yield (
+                f"With a time limit of {duration_in_words(self.shorter.planned_s)} it would start "
+                f"{duration_in_words(earlier_s)} earlier: by {self.shorter.started_at:%Y-%m-%d %H:%M} UTC."
+            )
 
-    def intervals_with(self, cause: Cause) -> list[WaitInterval]:
-        """Return the intervals with that cause."""
-        return [interval for interval in self.intervals if interval.cause is cause]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values."""
-        return {
-            **self.job.to_json(),
-            **{name: getattr(self, name) for name in ("cluster", "partition", "wait_s", "run_time_s", "believed_s")},
-            **{name: getattr(self, name) for name in ("planned_s", "rank", "queued", "recorded_wait_s")},
-            "resource": f"{self.unit.lower()}s",
-            "replay": self.label,
-            "submitted_at": self.submitted_at.isoformat(),
-            "started_at": self.started_at.isoformat(),
-            "planned_by": self.planned_by or None,
-            "wait_s_by_cause": {cause: total_s(self.intervals_with(cause)) for cause in Cause},
-            "intervals": [interval.to_json() for interval in self.intervals],
-            "held_by": [
-                {**holder.job.to_json(), "held_s": holder.held_s, "until": holder.until.isoformat()}
-                for holder in self.holders
-            ],
-            "overtaken": asdict(self.overtaken),
-            "shorter_limit": self.shorter
-            and asdict(self.shorter) | {"started_at": self.shorter.started_at.isoformat()},
-            "beside": [
-                {"replay": other.label, "started_at": other.started_at.isoformat(), "wait_s": other.wait_s}
-                for other in self.beside
-            ],
-            "notes": list(self.notes),
-        }
+    def tables(self) -> Iterator[RenderableType]:
+        """Yield a table of the starts, and one of the causes, the longest first."""
+        starts = plain_table("Replayed, without fair share, limits and drained nodes", "Waited", "Started (UTC)")
+        for start in self.starts:
+            starts.add_row(escape(start.label), duration(start.wait_s), f"{start.started_at:%Y-%m-%d %H:%M:%S}")
+        yield starts
+        table = plain_table("What held it", "For", f"{self.unit}s free", "Largest that fits")
+        table.add_column("Behind", overflow="fold")
+        by_cause = {cause: [part for part in self.intervals if part.cause is cause] for cause in Cause}
+        for cause, intervals in sorted(by_cause.items(), key=lambda item: -total_s(item[1])):
+            if intervals:
+                table.add_row(
+                    CAUSES[cause].format(unit=self.unit),
+                    duration(total_s(intervals)),
+                    _span([interval.free for interval in intervals]),
+                    _span([interval.largest_that_fits for interval in intervals]),
+                    escape(_blockers(intervals, self.unit)),
+                )
+        if self.intervals:
+            yield table
 
 
 def total_s(intervals: Sequence[WaitInterval]) -> int:
     """Return the total length of the intervals, s."""
     return sum(interval.length_s for interval in intervals)
-
-
-def wait_table(explanation: WaitExplanation) -> RenderableType:
-    """Return a table of the causes of a job's wait, the longest first.
-
-    Sentences of ``wait_facts`` are above and below it.
-    """
-    table = plain_table("What held it", "For", f"{explanation.unit}s free", "Largest that fits")
-    table.add_column("Behind", overflow="fold")
-    for cause in sorted(Cause, key=lambda cause: -total_s(explanation.intervals_with(cause))):
-        if intervals := explanation.intervals_with(cause):
-            table.add_row(
-                CAUSES[cause].format(unit=explanation.unit),
-                duration(total_s(intervals)),
-                _span([interval.free for interval in intervals]),
-                _span([interval.room for interval in intervals]),
-                escape(_blockers(explanation, intervals)),
-            )
-    facts = [escape(line) for line in wait_facts(explanation)]
-    parts: list[RenderableType] = ["", table, ""] if explanation.intervals else []
-    return Group(facts[0], *parts, *facts[1:])
-
-
-def wait_facts(explanation: WaitExplanation) -> list[str]:
-    """Return a job's wait as sentences, the most important first."""
-    job, unit, today = explanation.job, explanation.unit, ", what a Slurm site has today"
-    rank = f", number {explanation.rank:,} of {explanation.queued:,} in the queue at first" if explanation.rank else ""
-    waited = f"waited {duration_in_words(explanation.wait_s)}{rank}" if explanation.wait_s else "did not wait"
-    lines = [
-        f"Job {job.job_id}{f' of {job.user}' if job.user else ''} in {explanation.partition}: "
-        f"{count_in_words(job.gpus, unit)}, submitted {explanation.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under "
-        f"{explanation.label}{today if explanation.is_today else ''}, it {waited}."
-    ]
-    if explanation.holders:
-        holders = (
-            f"{holder.job.in_words(unit)} for {duration_in_words(holder.held_s)}" for holder in explanation.holders
-        )
-        lines.append(f"Most was held meanwhile by {', '.join(holders)}.")
-    if explanation.wait_s:
-        ordered, backfilled = explanation.overtaken.by_order, explanation.overtaken.by_backfill
-        lines.append(
-            f"Jobs submitted later that started earlier: {ordered:,} by the order, {backfilled:,} let past by backfill."
-        )
-    if explanation.shorter is not None:
-        subject = "With a time limit of" if explanation.planned_by == "limit" else "Planned with"
-        earlier_s = (explanation.started_at - explanation.shorter.started_at).total_seconds()
-        lines.append(
-            f"{subject} {duration_in_words(explanation.shorter.planned_s)} backfill would have started it by "
-            f"{explanation.shorter.started_at:%Y-%m-%d %H:%M} UTC, {duration_in_words(earlier_s)} earlier."
-        )
-    lines += [
-        f"Under {other.label}{today if other.is_today else ''}, it would have started at "
-        f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {duration_in_words(other.wait_s)}."
-        for other in explanation.beside
-    ]
-    ran = [f"It ran {duration_in_words(explanation.run_time_s)}"]
-    if explanation.believed_s is not None:
-        ran.append(f"the order expected {duration_in_words(explanation.believed_s)}")
-    if explanation.planned_s is not None:
-        source = PLANNED_BY.get(explanation.planned_by, "")
-        ran.append(f"backfill planned with {duration_in_words(explanation.planned_s)}{source}")
-    lines.append(f"{'; '.join(ran)}.")
-    if explanation.recorded_wait_s is not None:
-        lines.append(
-            f"In truth it waited {duration_in_words(explanation.recorded_wait_s)}: a replay knows no fairshare, limits "
-            "or drained nodes."
-        )
-    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -792,19 +683,17 @@ def _last_decision(entry: dict[Hashable, Any]) -> str:
     )
 
 
-def _blockers(explanation: WaitExplanation, intervals: list[WaitInterval]) -> str:
+def _blockers(intervals: Sequence[WaitInterval], unit: str) -> str:
     """Name the jobs that blocked it longest, and count the others."""
     length_s_by_job: Counter[Blocker] = Counter()
     for interval in intervals:
         if interval.blocker is not None:
             length_s_by_job[interval.blocker] += interval.length_s
-    blockers = [
-        f"{job.in_words(explanation.unit)} {duration(length_s)}"
-        for job, length_s in length_s_by_job.most_common(NAMED_BLOCKERS)
-    ]
-    others_s = length_s_by_job.total() - sum(length_s for _, length_s in length_s_by_job.most_common(NAMED_BLOCKERS))
-    if len(length_s_by_job) > NAMED_BLOCKERS:
-        blockers.append(f"{len(length_s_by_job) - NAMED_BLOCKERS:,} more {duration(others_s)}")
+    named = length_s_by_job.most_common(NAMED_BLOCKERS)
+    blockers = [f"{job.in_words(unit)} {duration(length_s)}" for job, length_s in named]
+    if others := len(length_s_by_job) - len(named):
+        others_s = length_s_by_job.total() - sum(length_s for _, length_s in named)
+        blockers.append(f"{others:,} more {duration(others_s)}")
     return ", ".join(blockers)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.metrics.study.blocks import WEEK_HOURS, Estimate, Finding
+from helios.metrics.blocks import WEEK_HOURS, Estimate, Finding
 from helios.report.tables import plain_table
 from helios.units import count_in_words, duration_in_words, percent, rounded_duration
 

@@ -54,8 +54,6 @@ HYSTERESIS = 0.75
 
 _SHORTEST_KEY, _LONGEST_KEY = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
 
-# Queue orders, each one formula, shared by the live service and by replays.
-
 
 def shortest_service_first(
     *,
@@ -92,8 +90,6 @@ def divide_large_jobs(
 
     return divided
 
-
-# Orders for a live cluster, from the urgencies of a jobwise service.
 
 Rows = NDArray[np.int64]
 
@@ -218,7 +214,7 @@ class QssfOptions:
         _require(self.every_s > 0, "every_s must be positive")
         _require(
             self.order in [*OrderRule],
-            f"order must be one of {', '.join(OrderRule)}; balanced was replaced by qssf, which ages",
+            f"order must be one of {', '.join(OrderRule)}",
         )
         _require(0 < self.wait_share < np.inf, "wait_share must be finite and positive")
         _require(0 <= self.bound_share < np.inf, "bound_share must be finite and not negative")

@@ -20,13 +20,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.choices import Domain
-from helios.config import REMOVED_KEYS
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import PoolService, Service
+from helios.ports import Service
 
 GROUP = "helios.services"
 POOL_GROUP = "helios.pool_services"
-"""Group of :class:`helios.ports.PoolService`."""
+"""Group of :class:`helios.training.ports.PoolService`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +106,6 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
     return make_service(service_class, checked_options(service_class, options, name=name), name=name)
 
 
-def build_for_pool(name: str, options: Mapping[str, Any]) -> PoolService:
-    """Return a pool service by name.
-
-    Raises
-    ------
-    ServiceUnknown, ServiceInvalid
-        As :func:`build`.
-    """
-    service_class = find(name, POOL_GROUP)
-    service: Any = make_service(service_class, checked_options(service_class, options, name=name), name=name)
-    result: PoolService = service
-    return result
-
-
 def find(name: str, group: str = GROUP) -> type[Any]:
     """Return the class of the service of that name.
 
@@ -132,12 +117,9 @@ def find(name: str, group: str = GROUP) -> type[Any]:
     entries = _entries(group)
     if name not in entries:
         installed_names = ", ".join(sorted(entries)) or "none"
-        removed = REMOVED_KEYS.get(("services", name), "") if group == GROUP else ""
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
-            hint=f"It is gone; {removed}"
-            if removed
-            else f"Installed are: {installed_names}. Is the package that brings it installed?",
+            hint=f"Installed are: {installed_names}. Is the package that brings it installed?",
         )
     return _load_class(name, entries[name])
 

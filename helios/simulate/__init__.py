@@ -87,7 +87,8 @@ from helios.simulate.ageing import ORDERS, Ageing, LongestWaits, WaitBound
 from helios.simulate.cluster import SimCluster
 from helios.simulate.cluster_nodes import NodeHolding, NodeTally, Sleep
 from helios.simulate.core.state import ClusterShape, Workload
-from helios.simulate.replay import RESERVING, JobTrace, Placement, Replay, Reservation, replay
+from helios.simulate.job_trace import JobTrace
+from helios.simulate.replay import RESERVING, Placement, Replay, Reservation, replay
 from helios.simulate.snapshot import Predictions
 
 __all__ = [

@@ -190,8 +190,6 @@ class WaitBound:
 
 
 # Every Order takes all three arguments.
-
-
 def first_in_first_out(
     *,
     submitted_s: NDArray[np.int64],

@@ -9,16 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import (
-    KeepAwake,
-    NodeAction,
-    NodeOutcome,
-    NodeSetting,
-    PowerDown,
-    PowerUp,
-    Result,
-    RevertNodes,
-)
+from helios.actions import KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
 from helios.changes import join_names, nodes_named
 from helios.errors import UsageError
 from helios.metrics.node_usage import NodeSeconds
@@ -277,9 +268,6 @@ def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str
     """Return a function of ``result``, ``after`` and ``remark`` that makes an outcome."""
     name = type(action).__name__
     return partial(NodeOutcome, action=name, setting=setting, node=node, reason=action.reason, before=before)
-
-
-# Use of nodes in a replay: how many nodes held a job, and node seconds in each power state.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,6 +1,9 @@
 """Snapshots of a simulated cluster, made from the tables of a replay.
 
 Frames of running jobs and of nodes are made when they are first read, since few services read them.
+
+A replay reads its queue thousands of times. So values that no event changes are taken by position from columns that
+are made once, and frames are made of whole columns of the declared types, as pandas infers types slowly.
 """
 
 from __future__ import annotations
@@ -31,9 +34,6 @@ from helios.model import (
 )
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
-
-# A replay reads its queue thousands of times. So values that no event changes are taken by position from columns that
-# are made once, and frames are made of whole columns of the declared types, as pandas infers types slowly.
 
 BASE_PRIORITY = 100_000.0
 """Priority of a job without urgency. An urgency adds the same as Slurm's SiteFactor."""
@@ -324,8 +324,6 @@ def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
     """Return times given in s since the epoch as UTC timestamps."""
     return pd.DatetimeIndex(as_times(seconds)).tz_localize("UTC")
 
-
-# Lazy snapshots: their frames are made when they are first read.
 
 Frames = dict[str, MomentRows]
 """Rows of ``running`` and of ``nodes``."""

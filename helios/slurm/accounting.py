@@ -259,8 +259,6 @@ def _events(printed: str) -> pd.DataFrame:
 
 # What jobs used, as sacct prints it. A site records it if it sets ``JobAcctGatherType``, and use of GPUs if
 # ``AccountingStorageTRES`` names ``gres/gpuutil``.
-
-
 def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
     """Return what each ended job had and used.
 

@@ -394,8 +394,6 @@ def _node_fields(record: str) -> Iterator[tuple[str, str]]:
 # ``sprio`` lists pending jobs that are eligible: not held, no begin time ahead, no dependency left. A job whose
 # priority was set directly (``Priority=``) is listed with that priority and all factors 0, whatever they are (seen on
 # 22.05.8). A direct priority is recognised by that, and the site factor of such a job cannot be read.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFactor:
     """Site factor of one job, as ``sprio`` prints it.

@@ -150,9 +150,6 @@ def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping
     return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
 
 
-# The scheduling rules of a running cluster.
-
-
 def live_site(shell: Shell) -> SlurmSite:
     """Return the scheduling rules of the running cluster.
 
@@ -184,9 +181,6 @@ def live_site(shell: Shell) -> SlurmSite:
         sacctmgr_assoc=text_if_any("sshare", "--all", "--long", "--parsable2"),
         sinfo=machines,
     )
-
-
-# Names of a running cluster's partitions.
 
 
 def partition_names(shell: Shell) -> tuple[str, ...]:

@@ -18,13 +18,11 @@ from helios.slurm.commands import show
 from helios.slurm.parse import COMMA_OUTSIDE_BRACKETS
 from helios.slurm.shell import Shell
 from helios.slurm.site import MachineCounts, parse_node_records
-from helios.slurm.site_conf import lines, records
+from helios.slurm.site_conf import in_file, parse_statement, read_statements, records
 
 LIVE = "scontrol show node"
 TABLE_COLUMNS = ("name", "gpus", "cpus", "shards", "mps")
 """Columns of a table of nodes; the first two are needed."""
-_DEEPEST_INCLUDE = 8
-"""Files that may include each other; more are a circle."""
 _HINT = "Give slurm.conf, what scontrol show node prints, or a table with the columns name,gpus[,cpus,shards,mps]."
 
 
@@ -38,19 +36,26 @@ def read_site_gpus(path: Path) -> SiteGpus:
     ConfigurationInvalid
         It describes no node, or a value is not understood; the message names the line.
     """
-    text = _text(path)
     try:
-        first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-        if "=" not in first and "," in first:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as reason:
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}.", hint=_HINT) from reason
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    machines = MachineCounts(with_down=True)
+    if "=" not in first and "," in first:
+        with in_file(path):
             return SiteGpus(source=path.name, nodes=dict(_table(text)))
-        machines = MachineCounts(with_down=True)
-        if re.search(r"^NodeName=.*\bCPUTot=", text, re.MULTILINE | re.DOTALL):
+    if re.search(r"^NodeName=.*\bCPUTot=", text, re.MULTILINE | re.DOTALL):
+        with in_file(path):
             machines = parse_node_records(records(text, "nodename"), records(text, "partitionname"))
-        else:
-            _read_conf(text, path, machines, depth=0)
+    else:
+        for file, number, statement in read_statements(path, hint=_HINT):
+            with in_file(file):
+                line = parse_statement(number, statement)
+                if line is not None and line.title in ("nodename", "partitionname", "nodeset"):
+                    machines.add_line(line)
+        with in_file(path):
             machines.finish({})
-    except ConfigurationInvalid as reason:
-        raise ConfigurationInvalid(f"{path}, {reason.message}", hint=reason.hint) from reason
     if not machines.nodes:
         raise ConfigurationInvalid(f"{path} describes no node.", hint=_HINT)
     return site_gpus(machines.nodes.values(), machines.partitions.values(), source=path.name)
@@ -83,25 +88,6 @@ def site_gpus(groups: Iterable[NodeGroup], partitions: Iterable[PartitionRules],
         partitions={partition.name: partition.nodes for partition in rules},
         exclusive=frozenset(partition.name for partition in rules if partition.exclusive),
     )
-
-
-def _read_conf(text: str, path: Path, machines: MachineCounts, *, depth: int) -> None:
-    """Add the nodes and partitions of a ``slurm.conf``, and of the files that it includes."""
-    for line in lines(text):
-        if line.title in ("nodename", "partitionname", "nodeset"):
-            machines.add_line(line)
-        elif line.title == "include":
-            if depth == _DEEPEST_INCLUDE:
-                raise ConfigurationInvalid(f"line {line.number}: files include each other without an end", hint=_HINT)
-            included = path.parent / line.words["include"].strip('"')
-            _read_conf(_text(included), included, machines, depth=depth + 1)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}.", hint=_HINT) from reason
 
 
 def _table(text: str) -> Iterator[tuple[str, NodeGpus]]:

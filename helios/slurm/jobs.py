@@ -57,8 +57,6 @@ SPENT = "the writes of this cycle are spent"
 UNASKED = "nobody asked for it: it changed while its array was written"
 OVERRULED = "a later action of the same call asks otherwise"
 
-# One reading of the queue, from which every change is decided.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReading:
@@ -148,9 +146,6 @@ def has_soft_limits(configuration: Mapping[str, str]) -> bool:
     flags = {part.partition("=")[0].strip().lower() for part in configuration.get("SchedulerParameters", "").split(",")}
     release = parse.release(configuration.get("SLURM_VERSION", ""))
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
-
-
-# Decisions about the changes that actions request, made from one reading of the queue.
 
 
 def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome | None:

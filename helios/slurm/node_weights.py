@@ -12,11 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from helios.errors import FileUnreadable
 from helios.model.nodes import expand, fold
 from helios.model.slurm_site import SlurmSite
 from helios.slurm.parse import COMMA_OUTSIDE_BRACKETS
-from helios.slurm.site_conf import INCLUDE, PAIR, statements
+from helios.slurm.site_conf import PAIR, read_statements, statements
 
 BLOCK_NODES = 8
 """Least nodes of a block. Blocks of 16 leave 1 % fewer nodes empty, and single nodes as many (docs/power.md)."""
@@ -121,22 +120,11 @@ def read_conf(path: Path, notes: list[str]) -> str:
     ------
     FileUnreadable
         The file itself cannot be read.
+    ConfigurationInvalid
+        Files include each other without an end.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as reason:
-        raise FileUnreadable(f"{path}: {reason.strerror}", hint="Give a copy of it: --conf FILE") from reason
-    found: list[str] = []
-    for _, statement in statements(text):
-        include = INCLUDE.fullmatch(statement)
-        if include is None:
-            found.append(statement)
-            continue
-        try:
-            found.append(read_conf(path.parent / include[1].strip(), notes))
-        except FileUnreadable as reason:
-            notes.append(f"{reason.message}: NodeName lines in it are missing here.")
-    return "\n".join(found) + "\n"
+    hint = "Give a copy of it: --conf FILE"
+    return "".join(f"{statement}\n" for _, _, statement in read_statements(path, hint=hint, notes=notes))
 
 
 def _series(site: SlurmSite, racks: Mapping[str, str]) -> list[tuple[int, tuple[str, ...]]]:

@@ -358,11 +358,6 @@ def controllers_time(shell: Shell) -> datetime:
     return datetime.fromtimestamp(int(found[1]), UTC)
 
 
-# Further checks for ``helios doctor`` where a service acts on nodes.
-#
-# Only one of them writes anything, and that to a node that does not exist.
-
-
 def power_checks(mechanism: str) -> tuple[Check, ...]:
     """Return the checks for a cluster whose nodes Helios may power down.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -32,7 +31,7 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.slurm.parse import COMMA_OUTSIDE_BRACKETS
-from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, lines, records
+from helios.slurm.site_conf import MINUTE_S, ConfLine, amount, in_file, lines, records
 
 _DEFAULT = "default"
 _DOWN_STATES = ("future", "down", "drain", "fail")
@@ -137,13 +136,13 @@ _NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})
 _PARTITION_DEFAULTS = ("defmempercpu", "defmempergpu", "defmempernode")
 
 
-_QOS_IDLE = frozenset({
+_UNNOTED_QOS_COLUMNS = frozenset({
     "name", "priority", "usagefactor", "maxtrespu", "maxtresperuser", "maxjobspu", "maxjobsperuser", "grptres",
     "description", "id", "gracetime", "preemptexempttime", "preemptmode", "flags", "usagethres", "usagethreshold",
     "maxsubmitpu", "maxsubmitjobsperuser", "maxsubmitpa", "grpsubmit", "grpsubmitjobs", "maxwall", "maxtresmins",
 })  # fmt: skip
 """Columns without a note: those that are read, that limit submissions, or whose effect is in recorded run times."""
-_ASSOC_IDLE = frozenset({
+_UNNOTED_ASSOCIATION_COLUMNS = frozenset({
     "cluster", "account", "parentname", "par_name", "user", "share", "fairshare", "rawshares", "rawusage", "partition",
     "qos", "def_qos", "defaultqos", "id", "lft", "rgt", "normshares", "normusage", "effectvusage", "levelfs", "maxwall",
     "maxsubmit", "maxsubmitjobs", "grpsubmit", "maxtresmins", "tresrunmins", "comment", "lineage", "flags",
@@ -179,16 +178,16 @@ def read_site(
     ConfigurationInvalid
         A text has another format; the message names the line.
     """
-    with _in_file("slurm.conf"):
+    with in_file("slurm.conf"):
         settings, machines = _read_configuration(slurm_conf)
         select, least_loaded, holds_memory = selection(settings)
         priority, scheduling = priority_rules(settings), scheduling_rules(settings)
     notes, name = settings.notes, settings.text("clustername", "slurm")
-    with _in_file("sinfo"):
+    with in_file("sinfo"):
         printed = read_machines(sinfo) if sinfo is not None else MachineCounts()
-    with _in_file("qos"):
+    with in_file("qos"):
         qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
-    with _in_file("associations"):
+    with in_file("associations"):
         shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
     note_unsimulated(settings)
     site = SlurmSite(
@@ -239,7 +238,7 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
     """
     rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
     for row in rows:
-        _note_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
+        _note_limits(row, f"QOS {row.text('name')}", _UNNOTED_QOS_COLUMNS, notes)
         _note_other_tres(row, _MAX_TRES_PER_USER, f"QOS {row.text('name')}", notes)
         _note_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
     return tuple(
@@ -279,7 +278,7 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
             notes.append(f"Shares of {share.user or share.account} for one partition only are not simulated.")
             continue
         shares[share.account, share.user] = share
-        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _ASSOC_IDLE, notes)
+        _note_limits(row, f"association {share.account}/{share.user}".rstrip("/"), _UNNOTED_ASSOCIATION_COLUMNS, notes)
     return tuple(shares.values())
 
 
@@ -756,15 +755,6 @@ def _number(settings: SchedulingSettings, key: str, value: str) -> int:
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
             hint=f"Write {key}=N.",
         ) from None
-
-
-@contextmanager
-def _in_file(name: str) -> Iterator[None]:
-    """Add the name of the file to errors about its content."""
-    try:
-        yield
-    except ConfigurationInvalid as reason:
-        raise ConfigurationInvalid(f"{name}, {reason.message}", hint=reason.hint) from reason
 
 
 def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from helios.errors import ConfigurationInvalid
+from helios.errors import ConfigurationInvalid, FileUnreadable
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 _KEY = r"[A-Za-z][\w/.]*(?:\[\d+\])?"
 PAIR = re.compile(rf"({_KEY})\s*[+-]?=\s*(?:\"([^\"]*)\"|(\S*))")
 _PRINTED_PAIR = re.compile(rf"(?<!\S)({_KEY})=(\S*)")
 _WHOLE_LINE = re.compile(rf"\s*({_KEY})\s*=\s*(.*)")
-INCLUDE = re.compile(r"\s*include\s+(\S.*)", re.IGNORECASE)
+_INCLUDE = re.compile(r"\s*include\s+(\S.*)", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _NO_LIMIT = frozenset({"unlimited", "infinite", "-1"})
 _NOTHING = frozenset({"", "(null)", "none", "n/a"})
 _TITLES = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname"})
 """Keys that begin a line of many ``Key=Value``. Any other line is one setting, whose value may contain blanks."""
+_DEEPEST_INCLUDE = 8
+"""Files that may include each other; more are a circle. Nobody's slurm.conf has more than two or three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,23 +127,88 @@ def lines(text: str) -> Iterator[ConfLine]:
         A line is neither a comment nor a setting.
     """
     for number, statement in statements(text):
-        if found := INCLUDE.fullmatch(statement):
-            yield ConfLine(number=number, title="include", words={"include": found[1].strip()})
+        if (line := parse_statement(number, statement)) is not None:
+            yield line
+
+
+def parse_statement(number: int, statement: str) -> ConfLine | None:
+    """Return a statement with its keys, None for a heading.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is no setting.
+    """
+    if include := _INCLUDE.fullmatch(statement):
+        return ConfLine(number=number, title="include", words={"include": include[1].strip()})
+    whole = _WHOLE_LINE.fullmatch(statement)
+    if whole is None:
+        if _is_a_heading(statement):
+            return None
+        raise ConfigurationInvalid(
+            f"line {number}: {statement.strip()[:80]!r} is not Key=Value",
+            hint="Give the text of slurm.conf, or what scontrol show config prints.",
+        )
+    title = whole[1].lower()
+    words = {title: whole[2].strip().strip('"')}
+    if title in _TITLES:
+        pairs = PAIR.finditer(statement)
+        words = {pair[1].lower(): pair[2] if pair[2] is not None else pair[3] for pair in pairs}
+    return ConfLine(number=number, title=title, words=words, spelled=whole[1])
+
+
+def read_statements(
+    path: Path, *, hint: str, notes: list[str] | None = None, depth: int = 0
+) -> Iterator[tuple[Path, int, str]]:
+    """Yield the statements of a file and of those that it includes.
+
+    Each has its file and line number. Includes are replaced by what they include.
+
+    Parameters
+    ----------
+    hint : str
+        What to give where a file cannot be read.
+    notes : list of str, optional
+        Gets the included files that cannot be read, which are left out. None: such a file is an error.
+    depth : int
+        Number of files that include this one.
+
+    Raises
+    ------
+    FileUnreadable
+        A file cannot be read.
+    ConfigurationInvalid
+        Files include each other without an end.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as reason:
+        error = FileUnreadable(f"{path} cannot be read: {reason.strerror}.", hint=hint)
+        if not depth or notes is None:
+            raise error from reason
+        notes.append(f"{error.message} NodeName lines in it are missing here.")
+        return
+    for number, statement in statements(text):
+        include = _INCLUDE.fullmatch(statement)
+        if include is None:
+            yield path, number, statement
             continue
-        whole = _WHOLE_LINE.fullmatch(statement)
-        if whole is None:
-            if _is_a_heading(statement):
-                continue
+        if depth == _DEEPEST_INCLUDE:
             raise ConfigurationInvalid(
-                f"line {number}: {statement.strip()[:80]!r} is not Key=Value",
-                hint="Give the text of slurm.conf, or what scontrol show config prints.",
+                f"{path}, line {number}: files include each other without an end",
+                hint="Remove the Include lines that lead back, or give one file without them.",
             )
-        title = whole[1].lower()
-        words = {title: whole[2].strip().strip('"')}
-        if title in _TITLES:
-            found_pairs = PAIR.finditer(statement)
-            words = {pair[1].lower(): pair[2] if pair[2] is not None else pair[3] for pair in found_pairs}
-        yield ConfLine(number=number, title=title, words=words, spelled=whole[1])
+        included = path.parent / include[1].strip().strip('"')
+        yield from read_statements(included, hint=hint, notes=notes, depth=depth + 1)
+
+
+@contextmanager
+def in_file(name: str | Path) -> Iterator[None]:
+    """Add the name of the file to errors about its content."""
+    try:
+        yield
+    except ConfigurationInvalid as reason:
+        raise ConfigurationInvalid(f"{name}, {reason.message}", hint=reason.hint) from reason
 
 
 def records(text: str, title: str) -> Iterator[ConfLine]:

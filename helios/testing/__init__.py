@@ -15,7 +15,6 @@ from helios.testing.builders import (
     power_settings,
 )
 from helios.testing.check_cluster import check_cluster
-from helios.testing.check_pool_service import a_pool, a_trial, check_pool_service, find_pool_faults, pool_situations
 from helios.testing.check_service import check_service, node_situations, situations
 from helios.testing.fake_cluster import Crash, FakeCluster, FakeLedger
 from helios.testing.fake_nodes import FakeNodes, PowerDownSeen
@@ -30,17 +29,12 @@ __all__ = [
     "a_demand",
     "a_node",
     "a_pending_job",
-    "a_pool",
     "a_running_job",
     "a_snapshot",
-    "a_trial",
     "check_cluster",
-    "check_pool_service",
     "check_service",
-    "find_pool_faults",
     "frame_of",
     "node_situations",
-    "pool_situations",
     "power_settings",
     "situations",
 ]

@@ -271,9 +271,6 @@ def _named_nodes(action: NodeAction) -> Iterable[str]:
     return [node for node, _ in action.own if node]
 
 
-# Snapshots that a service is called with.
-
-
 def situations() -> Iterator[tuple[str, Snapshot]]:
     """Yield the snapshots that ``check_service`` tries, each with a title."""
     yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
@@ -446,9 +443,6 @@ def _many_nodes(count: int) -> Snapshot:
     demand = a_demand({"gpu": [count / 3.0] * WEEK}, total=float(count))
     snapshot = a_snapshot(power=power_settings(), demand=demand)
     return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
-
-
-# Calls to the clock, random numbers, files and the network.
 
 
 @contextmanager

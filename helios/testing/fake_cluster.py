@@ -446,9 +446,6 @@ def _value(job: _Job, setting: JobSetting) -> int:
     return job.site_factor if setting is JobSetting.ORDER else job.time_min
 
 
-# Fake ledger: lease, fencing token and audit log in memory, and failures on demand.
-
-
 class FakeLedger:
     """Fake ``Ledger`` in memory.
 

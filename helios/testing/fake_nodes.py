@@ -1,4 +1,9 @@
-"""Fake nodes in memory that follow Slurm's power saving rules."""
+"""Fake nodes in memory that follow Slurm's power saving rules.
+
+These rules of Slurm were observed on running clusters: an explicit power-down ignores every exclusion and, on a busy
+node, takes effect once its jobs have ended; a power-up of a node that is still falling asleep is ignored silently; a
+job wakes the nodes that it needs; and a reconfiguration resets weights and the keep-awake list to the files.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,6 @@ from helios.model import NodePower, PowerSettings, Snapshot
 from helios.model.nodes import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 from helios.testing.fake_cluster import Faults
-
-# These rules of Slurm were observed on running clusters: an explicit power-down ignores every exclusion and, on a busy
-# node, takes effect once its jobs have ended; a power-up of a node that is still falling asleep is ignored silently; a
-# job wakes the nodes that it needs; and a reconfiguration resets weights and the keep-awake list to the files.
 
 FLAGS = {
     NodePower.FALLING_ASLEEP: "POWERING_DOWN",

@@ -13,9 +13,12 @@ from helios.choices import Domain
 from helios.errors import LeaseLost, NoSuchCluster
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
 from helios.ports import LONGEST_LEASE
-from helios.warehouse import jobs, schema
-from helios.warehouse.bulk import Bulk, cluster_id_for_loading, find_cluster_id, frame_of, stored_frame, stored_time
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
+from helios.warehouse.columns import frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing
+from helios.warehouse.rows import add_decisions, select_columns
 
 # Applied changes of each domain: kind of frame, table, and the columns by which its rows are ordered.
 _APPLIED = {
@@ -85,7 +88,7 @@ class SqlLedger:
         """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
-            query = jobs.select_columns(table, self._known_cluster_id(connection), kind.names)
+            query = select_columns(table, self._known_cluster_id(connection), kind.names)
             return frame_of(self._bulk.select(connection, query.order_by(*(table.c[name] for name in order))), kind)
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
@@ -108,7 +111,7 @@ class SqlLedger:
                     f"Another Helios took over this cluster: token {token} is not the current {current or 'one'}.",
                     hint="Nothing was written. See who holds the lease: helios doctor",
                 )
-            jobs.add_decisions(connection, cluster_id, decisions)
+            add_decisions(connection, cluster_id, decisions)
             if applied_changes is not None:
                 rows = stored_frame(kind, applied_changes, cluster_id)
                 connection.execute(sa.delete(table).where(table.c.cluster_id == cluster_id))

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
-from helios.warehouse.bulk import Bulk, cluster_id_for_loading, find_cluster_id, frame_of, stored_time
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
+from helios.warehouse.columns import frame_of, stored_time
 from helios.warehouse.engine import reading, writing
-from helios.warehouse.jobs import select_columns
+from helios.warehouse.rows import select_columns
 
 MODELS = {
     "model_id": "str",

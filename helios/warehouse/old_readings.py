@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from helios.model import INTERRUPTED, JobState
 from helios.model.gpu_parts import part_of_gpu
-from helios.warehouse.bulk import text_digest
+from helios.warehouse.columns import text_digest
 from helios.warehouse.schema import jobs, loads, memories, names, nodes, requeues
 
 MEMORY = "old_readings"

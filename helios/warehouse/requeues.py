@@ -19,7 +19,8 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from helios.model import INTERRUPTED, LONGEST_EPILOG_US, NEVER_US, number_runs
-from helios.warehouse.bulk import CHUNK, Bulk, StringTable
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.columns import CHUNK, StringTable
 from helios.warehouse.schema import jobs, requeues
 
 _KEY = ["job_id", "submitted_at", "restart"]

@@ -30,6 +30,8 @@ Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 # Job ids are compared byte by byte on both databases. A PostgreSQL locale would compare them differently and slower.
 JobId = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
+SECOND_US = 1_000_000
+"""Times are stored in microseconds."""
 NEVER_MISSING = {"job_id", "restart", "submitted_at"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
 
 from helios import model
 from helios.choices import Domain
-from helios.errors import FrameInvalid, NothingUnderstood, SchemaOutdated, UsageError
-from helios.model import TIME, Batch, FrameKind, columns_of_id
+from helios.errors import NothingUnderstood, SchemaOutdated, UsageError
+from helios.model import TIME, Batch
 from helios.private_files import require_cluster_name
-from helios.warehouse import jobs as jobs_module
 from helios.warehouse import migrate, old_readings, schema
-from helios.warehouse.bulk import (
-    CLUSTERS,
-    Bulk,
-    PostgresBulk,
-    SqliteBulk,
-    StringTable,
-    Types,
-    arrow_schema,
-    cluster_id_for_loading,
-    cluster_timezone,
-    column_types,
-    find_cluster_id,
-    frame_of,
-    in_order,
-    known_clusters,
-    stored_column,
-    stored_frame,
-    stored_time,
-    text_digest,
-)
+from helios.warehouse.bulk import CLUSTERS, Bulk, arrow_schema
+from helios.warehouse.clusters import cluster_id_for_loading, cluster_timezone, find_cluster_id, known_clusters
+from helios.warehouse.columns import frame_of, stored_column, stored_time
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
+from helios.warehouse.deletion import Horizon, count_rows, forget, remove_cluster
 from helios.warehouse.engine import (
     engine_for,
     grant_privileges,
@@ -49,16 +31,29 @@ from helios.warehouse.engine import (
     use_engine,
     writing,
 )
-from helios.warehouse.jobs import Horizon, LoadedFile, LoadReport, TrialStore, count_rows, forget, load, remove_cluster
+from helios.warehouse.job_store import JobStore
+from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.old_readings import OldRows
+from helios.warehouse.postgres_bulk import PostgresBulk
+from helios.warehouse.rows import (
+    CLUSTER_REJECTS,
+    LOADS,
+    ORDER,
+    PREDICTION_TYPES,
+    add_decisions,
+    add_predictions,
+    decision_columns,
+    select_columns,
+)
+from helios.warehouse.sqlite_bulk import SqliteBulk
+from helios.warehouse.trials import TrialStore
 
-_ORDER = ("submitted_at", "job_id", "restart")
-_PREDICTIONS_ORDER = (*_ORDER, "made_at")
+_PREDICTIONS_ORDER = (*ORDER, "made_at")
 _TIMES_PER_QUERY = 2_000
 
 
-class Warehouse(ModelStore, TrialStore):
+class Warehouse(JobStore, ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` creates it. It is a context manager that closes itself. Every method that writes is one transaction,
@@ -181,7 +176,7 @@ class Warehouse(ModelStore, TrialStore):
         understood.
 
         A job is identified by cluster, submit time, id and restart. The row of a known job replaces the stored one
-        unless it knows less of the run (see :mod:`helios.warehouse.jobs`). Values that it lacks stay as they were
+        unless it knows less of the run (see :mod:`helios.warehouse.revisions`). Values that it lacks stay as they were
         stored. The notes of the report count corrected jobs that had ended, with examples.
 
         Parameters
@@ -196,7 +191,7 @@ class Warehouse(ModelStore, TrialStore):
         again : bool
             Whether to load content that was loaded before once more, and to list what changes.
         path, sha256, format, timezone
-            Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
+            Recorded with the load; see :class:`~helios.warehouse.loads.LoadedFile`.
 
         Raises
         ------
@@ -276,154 +271,6 @@ class Warehouse(ModelStore, TrialStore):
                 raise UsageError(f"There is a cluster {name} already.", hint="Choose another name: helios trace list")
             connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
 
-    def jobs(
-        self,
-        cluster: str,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        columns: Sequence[str] | None = None,
-        last: int | None = None,
-        unended_at: datetime | None = None,
-    ) -> pd.DataFrame:
-        """Return a cluster's jobs submitted in [since, until), in submission order.
-
-        Parameters
-        ----------
-        cluster : str
-            Name of the cluster.
-        since, until : datetime, optional
-            Bounds of the submit time; None means no bound.
-        columns : sequence of str, optional
-            Columns of ``JOBS`` to return, by default all; each has its declared type.
-        last : int, optional
-            Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
-        unended_at : datetime, optional
-            Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
-            left out too.
-
-        Raises
-        ------
-        FrameInvalid
-            A column is not one of ``JOBS``.
-        """
-        names = list(dict.fromkeys(model.JOBS.names if columns is None else columns))
-        if unknown := [name for name in names if name not in model.JOBS.by_name]:
-            raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
-        types = {name: model.JOBS.by_name[name].dtype for name in names}
-        submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
-        with reading(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, cluster)
-            query = jobs_module.select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *_ORDER]))
-            query = _between(query, submitted_at, since, until)
-            if unended_at is not None:
-                moment = stored_time(unended_at)
-                # A recorded end may be before the submission.
-                query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
-            if last is not None:
-                newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
-                first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
-                query = query.where(submitted_at >= sa.func.coalesce(first, 0))
-            # No variable has the table, so that frame_of can free its columns.
-            return frame_of(
-                in_order(self._bulk.select(connection, query)).select(names),
-                types,
-                StringTable(connection, self._bulk),
-            )
-
-    def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
-        """Return the jobs with an id as people write it, in submission order.
-
-        A task of a job array is written ``123_7``, and a part of a heterogeneous job ``123+0``. Only jobs submitted at
-        or after ``since`` are returned. Without it every job is looked at, which takes seconds for millions.
-        """
-        with reading(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, cluster)
-            query = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
-            query = _between(query, schema.jobs.c.submitted_at, since, None).where(_has_name(name))
-            frame = self._jobs_at(connection, cluster_id, query)
-        parts = columns_of_id(name)
-        is_part = np.all([frame[column] == value for column, value in parts.items()], axis=0) & bool(parts)
-        named: pd.DataFrame = frame[(frame["job_id"] == name) | is_part].reset_index(drop=True)
-        return named
-
-    def requeued_runs(self, cluster: str, job_id: str) -> pd.DataFrame:
-        """Return the runs with an id that follow another one or are followed.
-
-        They are in submission order. An index makes this fast, however long the history is. The id may have been used
-        again.
-        """
-        table = schema.requeues
-        with reading(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, cluster)
-            query = jobs_module.select_columns(table, cluster_id, ["submitted_at"]).where(table.c.job_id == job_id)
-            frame = self._jobs_at(connection, cluster_id, query)
-        return frame[frame["job_id"] == job_id].reset_index(drop=True)
-
-    def _jobs_at(self, connection: sa.Connection, cluster_id: int, query: sa.Select[Any]) -> pd.DataFrame:
-        """Return the jobs with the submit times that a query gives.
-
-        They are read by these, since ``Bulk.select`` takes only numbers.
-        """
-        times = list(connection.execute(query).scalars())
-        jobs = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
-        table = self._bulk.select(connection, jobs.where(schema.jobs.c.submitted_at.in_(times)))
-        return frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
-
-    def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
-        """Return whether a user has a job with an id as people write it.
-
-        It takes as long for an id of nobody, of another user and of this one: all jobs since ``since`` are looked at.
-        """
-        jobs, texts = schema.jobs.c, schema.names.c
-        with reading(self._engine) as connection:
-            number = sa.select(texts.name_id).where(texts.digest == text_digest(user)).scalar_subquery()
-            query = sa.select(sa.func.count()).where(
-                jobs.cluster_id == find_cluster_id(connection, cluster),
-                jobs.submitted_at >= stored_time(since),
-                jobs.user == number,
-                _has_name(name),
-            )
-            return bool(connection.execute(query).scalar_one())
-
-    def names_gpus(self, cluster: str) -> bool:
-        """Return whether any job of a cluster holds a GPU."""
-        jobs = schema.jobs.c
-        with reading(self._engine) as connection:
-            held = sa.select(jobs.gpus).where(jobs.cluster_id == find_cluster_id(connection, cluster), jobs.gpus > 0)
-            return connection.execute(held.limit(1)).first() is not None
-
-    def settle_unnamed_gpus(self, cluster: str) -> int:
-        """Store that jobs whose lists name no GPU hold none.
-
-        It is for a cluster of which other jobs turned out to name theirs. Returns how many jobs these are.
-        """
-        jobs, texts = schema.jobs.c, schema.names.c
-        shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))
-        lists = (jobs.tres_requested, jobs.tres_allocated)
-        with writing(self._engine) as connection:
-            with_shares = connection.execute(sa.select(texts.name_id).where(shares)).scalars().all()
-            unnamed = (
-                sa.update(schema.jobs)
-                .values(gpus=0.0)
-                .where(
-                    jobs.cluster_id == find_cluster_id(connection, cluster),
-                    jobs.gpus.is_(None),
-                    sa.or_(*(column.is_not(None) for column in lists)),
-                    *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
-                )
-            )
-            return int(connection.execute(unnamed).rowcount)
-
-    def ended_jobs(self, cluster: str, *, since: datetime) -> int:
-        """Return the number of finished jobs submitted at or after ``since``."""
-        jobs = schema.jobs.c
-        with reading(self._engine) as connection:
-            query = sa.select(sa.func.count(jobs.ended_at)).where(
-                jobs.cluster_id == find_cluster_id(connection, cluster)
-            )
-            return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
-
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return a value that changes with every load and every promotion of a model.
 
@@ -439,7 +286,7 @@ class Warehouse(ModelStore, TrialStore):
 
         The watermark of a load is the last submission in it.
         """
-        return self._read(cluster, schema.loads, jobs_module.LOADS, "load_id")
+        return self._read(cluster, schema.loads, LOADS, "load_id")
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
         """Return the refused rows of a cluster, at most the first ``limit``.
@@ -451,7 +298,7 @@ class Warehouse(ModelStore, TrialStore):
         query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
         with reading(self._engine) as connection:
             query = query.where(loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return frame_of(self._bulk.select(connection, query), jobs_module.CLUSTER_REJECTS)
+            return frame_of(self._bulk.select(connection, query), CLUSTER_REJECTS)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster.
@@ -459,7 +306,7 @@ class Warehouse(ModelStore, TrialStore):
         The most frequent reason comes first.
         """
         with reading(self._engine) as connection:
-            query = jobs_module.reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
+            query = reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
             return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
@@ -506,7 +353,7 @@ class Warehouse(ModelStore, TrialStore):
         """
         with writing(self._engine) as connection:
             cluster_id = cluster_id_for_loading(connection, name=cluster)
-            return jobs_module.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
+            return add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
 
     def predictions(
         self, cluster: str, *, since: datetime | None = None, until: datetime | None = None
@@ -515,7 +362,7 @@ class Warehouse(ModelStore, TrialStore):
 
         They are ordered by submit time, job id, restart and the time they were made.
         """
-        types = jobs_module.PREDICTION_TYPES
+        types = PREDICTION_TYPES
         return self._read(cluster, schema.predictions, types, *_PREDICTIONS_ORDER, since=since, until=until)
 
     def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
@@ -525,9 +372,9 @@ class Warehouse(ModelStore, TrialStore):
         the cost does not depend on how long ago the oldest job was submitted.
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
-        types, n = jobs_module.PREDICTION_TYPES, _TIMES_PER_QUERY
+        types, n = PREDICTION_TYPES, _TIMES_PER_QUERY
         with reading(self._engine) as connection:
-            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), types)
+            query = select_columns(table, find_cluster_id(connection, cluster), types)
             query = query.order_by(*(table.c[name] for name in _PREDICTIONS_ORDER))
             parts = [
                 self._bulk.select(connection, query.where(table.c.submitted_at.in_(times[first : first + n])))
@@ -547,7 +394,7 @@ class Warehouse(ModelStore, TrialStore):
         ``after``, ``model_id`` and ``outcome`` may be missing. Stored decisions are never changed.
         """
         with writing(self._engine) as connection:
-            jobs_module.add_decisions(connection, cluster_id_for_loading(connection, name=cluster), decisions)
+            add_decisions(connection, cluster_id_for_loading(connection, name=cluster), decisions)
 
     def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the decisions made in [since, until), oldest first."""
@@ -560,7 +407,7 @@ class Warehouse(ModelStore, TrialStore):
         Only decisions made at or after ``since`` are returned. An index makes this fast, however long the audit log is.
         """
         with reading(self._engine) as connection:
-            query = jobs_module.decision_columns(find_cluster_id(connection, cluster), target, since=since)
+            query = decision_columns(find_cluster_id(connection, cluster), target, since=since)
             rows = [dict(row._mapping) for row in connection.execute(query)]
         return frame_of(pa.Table.from_pylist(rows, schema=arrow_schema(query)), model.DECISIONS)
 
@@ -689,41 +536,6 @@ class Warehouse(ModelStore, TrialStore):
         """
         return self._read(cluster, schema.coverage, model.COVERAGE, "started_at")
 
-    def _append(self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame) -> None:
-        """Add the rows whose key is not stored yet."""
-        with writing(self._engine) as connection:
-            rows = stored_frame(kind, frame, cluster_id_for_loading(connection, name=cluster))
-            self._bulk.insert(connection, table, rows)
-
-    def _replace(
-        self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame, **columns: Sequence[str]
-    ) -> None:
-        """Store rows in place of those with the same key."""
-        with writing(self._engine) as connection:
-            cluster_id = cluster_id_for_loading(connection, name=cluster)
-            jobs_module.replace_rows(connection, cluster_id, table, kind, frame, **columns)
-
-    def _read(
-        self,
-        cluster: str,
-        table: sa.Table,
-        types: Types,
-        *order: str,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        where: Iterable[sa.ColumnElement[bool]] = (),
-    ) -> pd.DataFrame:
-        """Return a cluster's rows, ordered by the columns ``order``.
-
-        ``since`` and ``until`` are bounds of the first of these columns.
-        """
-        with reading(self._engine) as connection:
-            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), column_types(types))
-            if order:
-                query = _between(query, table.c[order[0]], since, until)
-            query = query.where(*where).order_by(*(table.c[name] for name in order))
-            return frame_of(self._bulk.select(connection, query), types)
-
     def _create_or_check_schema(self) -> None:
         revision, expected = self.revision(), self.head()
         if revision is None:
@@ -752,22 +564,6 @@ def _refuse_if_in_use(connection: sa.Connection, cluster: str, cluster_id: int) 
             f"A Helios acts on {cluster}, and what it applied is recorded here.",
             hint="Stop its daemon and revert everything first: systemctl stop helios; helios pause",
         )
-
-
-def _has_name(name: str) -> sa.ColumnElement[bool]:
-    """Return the condition that a job has an id as people write it."""
-    parts = [schema.jobs.c[column] == value for column, value in columns_of_id(name).items()]
-    return sa.or_(schema.jobs.c.job_id == name, sa.and_(*parts) if parts else sa.false())
-
-
-def _between(
-    query: sa.Select[Any], column: sa.ColumnElement[Any], since: datetime | None, until: datetime | None
-) -> sa.Select[Any]:
-    if since is not None:
-        query = query.where(column >= stored_time(since))
-    if until is not None:
-        query = query.where(column < stored_time(until))
-    return query
 
 
 def _blank_as_missing(frame: pd.DataFrame, name: str) -> pd.DataFrame:

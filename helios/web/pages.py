@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import html
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,23 +19,18 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.explain import ID_USED_BEFORE, LOOK_BACK, JobUnknown, explain, explain_node, find_queued, node_status
-from helios.app.history import choose_cluster
-from helios.app.operations import Operations
+from helios.app.explain import ID_USED_BEFORE, explain_node, node_status
 from helios.app.study import latest_study
 from helios.config import Settings
-from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
-from helios.model import Snapshot, seconds_of
+from helios.errors import HeliosError, UsageError
+from helios.model import seconds_of
 from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
 from helios.report.html import PageSection, TableCells
-from helios.report.job import JobExplanation
 from helios.report.tables import counted
 from helios.units import as_count, count_in_words, duration, in_number, write_count
-from helios.warehouse import Warehouse
+from helios.web.site import Page, PageMissing, Reader, Route, Site
 
-LIVE_S = 15.0
-"""Time between two snapshots of the cluster, s."""
 QUEUE_ROWS = 200
 """Most pending jobs on a page. JSON has all."""
 LOOKS_BACK = timedelta(days=14)
@@ -50,222 +42,6 @@ REPORT_KINDS = (".html", ".txt")
 
 WINDOW = ("from", "to")
 CHOICE = (*WINDOW, "user", "account", "partition")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Person who requests a page.
-
-    Attributes
-    ----------
-    user : str
-        Account name. Empty where it is not known.
-    is_admin : bool
-        Whether all jobs may be shown. Other readers see only what no other user's job changes.
-    """
-
-    user: str = ""
-    is_admin: bool = False
-
-    def may_see(self, user: str) -> bool:
-        """Return whether jobs of ``user`` may be shown."""
-        return self.is_admin or (bool(self.user) and self.user == user)
-
-    def visible_part(self, queue: Snapshot) -> Snapshot:
-        """Return a queue with only the jobs that may be shown."""
-        if self.is_admin:
-            return queue
-        pending, running = (
-            jobs[jobs["user"].eq(self.user).to_numpy(dtype=bool, na_value=False)]
-            for jobs in (queue.pending, queue.running)
-        )
-        return replace(queue, pending=pending, running=running)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One page.
-
-    Attributes
-    ----------
-    title, subtitle : str
-    sections : sequence of PageSection
-    values : mapping
-        The content as plain values, for JSON.
-    form_fields : sequence of str
-        Query parameters in the form on the page.
-    """
-
-    title: str
-    subtitle: str = ""
-    sections: Sequence[PageSection] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    form_fields: Sequence[str] = ()
-
-
-class PageMissing(UsageError):
-    """There is no such page, or not for this reader."""
-
-
-class JobMissing(PageMissing):
-    """The reader has no such job, whether or not another user has it."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"You have no job {job_id}.", hint="Only your own jobs are shown, new ones a little later.")
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path of the site.
-
-    Attributes
-    ----------
-    path : str
-        Path with parameters in braces.
-    summary : str
-        Description for the list of pages and OpenAPI.
-    make : callable
-        Makes the page from the site, the reader and all parameters.
-    query : tuple of str
-        Names of the query parameters.
-    menu_name : str
-        Its name in the menu. Empty where it is not in the menu.
-    for_users : bool
-        Whether readers who are no admins may request it.
-    """
-
-    path: str
-    summary: str
-    make: Callable[[Site, Reader, Mapping[str, str]], Page]
-    query: tuple[str, ...] = ()
-    menu_name: str = ""
-    for_users: bool = False
-
-
-class Site:
-    """The pages of one cluster.
-
-    Parameters
-    ----------
-    settings : Settings
-    cluster : str, optional
-        Name of the cluster. By default the one of the settings, else the live one or the only one.
-    clock : callable
-        Returns the time, aware.
-    operations : Operations, optional
-        Operations on the live cluster. They are made from the settings by default.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        cluster: str | None = None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        operations: Operations | None = None,
-    ) -> None:
-        self.settings, self.cluster, self.clock = settings, cluster or settings.database.cluster or None, clock
-        self.operations = operations or Operations(settings, cluster=self.cluster)
-        self._lock = Lock()
-        self._live: tuple[float, Snapshot | str] | None = None
-
-    def live(self) -> Snapshot | str:
-        """Return the queue with predictions, or why it cannot be read.
-
-        The cluster is read at most once in ``LIVE_S``, whatever the number of readers.
-        """
-        known = self._live
-        if known is not None and time.monotonic() - known[0] <= LIVE_S:
-            return known[1]  # without waiting for an explanation that is being made
-        with self._lock:
-            if self._live is None or time.monotonic() - self._live[0] > LIVE_S:
-                found: Snapshot | str
-                try:
-                    cycles = self.operations.cycles
-                    found = cycles.predictions(cycles.site.cluster.snapshot())
-                except HeliosError as reason:
-                    found = reason.message
-                self._live = (time.monotonic(), found)
-            return self._live[1]
-
-    def name(self) -> str:
-        """Return the name of the cluster whose history is shown.
-
-        Where several are loaded and none is named, it is the live one, as for the daemon.
-
-        Raises
-        ------
-        NoSuchCluster
-            It is not loaded, or none can be chosen.
-        """
-        with Warehouse.open(self.settings.database.url) as warehouse:
-            name = self.cluster
-            if name is None and len(loaded := set(warehouse.clusters()["name"])) > 1:
-                with suppress(HeliosError):  # no cluster is reached: the reader must choose
-                    name = next(iter(loaded & {self.operations.site.name}), None)
-            return str(choose_cluster(warehouse, name)["name"])
-
-    def job(self, reader: Reader, job_id: str) -> JobExplanation:
-        """Return everything that is known of a job.
-
-        For a reader who is no admin its owner is looked up first, in the shared reading of the queue and in the
-        history. Both are read for every id, so that neither the answer nor its time tells which jobs others have, and
-        nobody can have another's job explained.
-
-        Raises
-        ------
-        JobMissing
-            The reader has no such job.
-        """
-        if not reader.is_admin:
-            live = self.live()
-            if isinstance(live, str):
-                raise ClusterUnavailable(live)
-            queued = find_queued(reader.visible_part(live), job_id) is not None
-            with Warehouse.open(self.settings.database.url) as warehouse, suppress(NoSuchCluster):
-                since = live.taken_at - LOOK_BACK
-                queued |= warehouse.has_job(live.cluster, job_id, user=reader.user, since=since)
-            if not queued:
-                raise JobMissing(job_id)
-        try:
-            with self._lock:
-                found = explain(self.operations.cycles, job_id)
-        except JobUnknown:
-            if reader.is_admin:
-                raise
-            raise JobMissing(job_id) from None  # it left the queue a moment ago
-        if not reader.may_see(found.user):
-            raise JobMissing(job_id)
-        return found
-
-    def report_query(self, reader: Reader, given: Mapping[str, str]) -> reports.ReportQuery:
-        """Return the query of a report.
-
-        For a reader who is no admin it is of the own jobs.
-
-        Raises
-        ------
-        PageMissing
-            Another user's jobs are asked for.
-        """
-        names = {"users": "user", "accounts": "account", "partitions": "partition"}
-        picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
-        if not reader.is_admin:
-            if not reader.may_see(given.get("user") or reader.user):
-                raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
-            picked["users"] = (reader.user,)
-        return reports.ReportQuery(
-            url=self.settings.database.url,
-            cluster=self.name(),
-            now=self.clock(),
-            start=given.get("from") or None,
-            end=given.get("to") or None,
-            hides_others=not reader.is_admin,
-            **picked,
-        )
-
-
-# Now.
 
 
 def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
@@ -399,9 +175,6 @@ def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     return Page(title=f"Node {found.node}", sections=[PageSection(sentences=found.facts)], values=found.to_json())
 
 
-# History.
-
-
 def _report(name: str, answer: ReportTable, *, form_fields: Sequence[str], sentences: Sequence[str] = ()) -> Page:
     empty = [answer.empty] if answer.rows.empty else []
     section = PageSection(sentences=[*sentences, *empty], tables=[answer], notes=answer.notes)
@@ -473,9 +246,6 @@ def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     ledger = reports.energy_report(site.report_query(reader, given), energy=site.settings.energy)
     found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return replace(found, values=ledger.to_json())
-
-
-# Files in the report folder.
 
 
 def report_files(settings: Settings) -> Iterator[Path]:

@@ -38,7 +38,8 @@ from helios.config import Settings
 from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
 from helios.listener import MOST_HEADER_BYTES, ClientConnection, Listener
 from helios.report.html import filled_sections
-from helios.web.pages import ROUTES, Page, PageMissing, Reader, Route, Site, report_files
+from helios.web.pages import ROUTES, report_files
+from helios.web.site import Page, PageMissing, Reader, Route, Site
 
 COOKIE = "helios_token"
 CACHED_S = 60.0

@@ -21,7 +21,7 @@ from helios.errors import HeliosError, SchemaOutdated
 from helios.model import CYCLES, ModelRecord
 from helios.ports import Domain
 from helios.warehouse import Warehouse, migrate
-from helios.warehouse.bulk import stored_time
+from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
 from tests.postgres import fresh_database

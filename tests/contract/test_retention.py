@@ -13,9 +13,7 @@ import pytest
 
 from helios.model import CYCLES, DECISIONS, PREDICTIONS
 from helios.ports import Domain
-from helios.warehouse import Horizon, Warehouse
-from helios.warehouse import jobs as jobs_module
-from helios.warehouse import jobs as stored_jobs
+from helios.warehouse import Horizon, Warehouse, deletion, rows
 from helios.warehouse.engine import engine_for, reading
 from helios.warehouse.schema import decisions
 from tests.builders import a_batch, a_job
@@ -67,7 +65,7 @@ def test_clusters_forget_for_themselves(warehouse: Warehouse) -> None:
 def test_however_few_rows_go_at_a_time_all_that_is_old_goes(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr(stored_jobs, "DELETE_BATCH", batch)
+    monkeypatch.setattr(deletion, "DELETE_BATCH", batch)
     decide(warehouse, 500, 500, 500, 480, 470, 450, 3)
     assert warehouse.forget("venus", HORIZON)["decisions"] == 6
     assert ages(warehouse) == [3]
@@ -147,9 +145,9 @@ def test_one_jobs_decisions_are_found_by_an_index_and_old_ones_too(tmp_path: Pat
             text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
             return str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
 
-        found = plan(jobs_module.decision_columns(1, "7", since=NOW))
+        found = plan(rows.decision_columns(1, "7", since=NOW))
         assert "ix_decisions_cluster_id_target_decided_at (cluster_id=? AND target=? AND decided_at>?)" in found
-        old = plan(stored_jobs.select_older(1, decisions.c.decided_at, NOW))
+        old = plan(deletion.select_older(1, decisions.c.decided_at, NOW))
         assert "ix_decisions_cluster_id_decided_at (cluster_id=? AND decided_at<?)" in old
 
 

@@ -42,10 +42,10 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.pools import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
-from helios.warehouse.bulk import stored_time
+from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame

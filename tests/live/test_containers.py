@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from helios.errors import UsageError
-from helios.pools.containers import find_container
-from helios.pools.space import read_training_sweep
+from helios.training.pool.containers import find_container
+from helios.training.pool.sweep_file import read_training_sweep
 from tests.live.rig import roomy_folder
 from tests.reaper import REAPER
 from tests.waiting import TEST_TIMEOUT_S, until

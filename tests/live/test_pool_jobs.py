@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from helios.pools.state import FILE
+from helios.training.pool.state import FILE
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
-from tests.unit.pools.test_devices import PYNVML, SHOW
+from tests.unit.training.pool.test_devices import PYNVML, SHOW
 from tests.waiting import TEST_TIMEOUT_S
 
 PROGRAM = """

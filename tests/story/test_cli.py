@@ -139,3 +139,10 @@ def test_weights_are_printed_alone_and_the_rest_is_said_beside_them(helios: Heli
     ]
     assert "9 nodes in blocks of 8, 2 weights." in answer.err
     assert "scontrol reconfigure" in answer.err
+
+
+def test_weights_of_files_that_include_each_other_name_the_line(helios: Helios, tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=venus\nInclude nodes.conf\n")
+    (tmp_path / "nodes.conf").write_text("NodeName=n1\n\nInclude slurm.conf\n")
+    answer = helios("power", "weights", "--conf", tmp_path / "slurm.conf", code=2)
+    assert "line 2: files include each other without an end" in answer.err

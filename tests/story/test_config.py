@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.cli.system import init
+from helios.cli.config import init
 from helios.config import example_file
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.story.shell import Answer, Helios, shell
-from tests.unit.pools.test_coordinator import pool_processes
+from tests.unit.training.pool.test_coordinator import pool_processes
 from tests.waiting import until
 
 TRAIN = """

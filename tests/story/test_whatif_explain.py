@@ -30,11 +30,18 @@ def test_the_causes_of_a_wait_add_up_under_two_orders(site: Helios) -> None:
     some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
     answer = site("whatif", "explain", some, *REPLAY, "--policy", "fewest_gpus", "--json").json
     assert answer["job_id"] == some
-    assert sum(interval["length_s"] for interval in answer["intervals"]) == answer["wait_s"]
-    assert [beside["replay"] for beside in answer["beside"]] == ["FIFO + EASY (limit)"]
-    text = site("whatif", "explain", some, *REPLAY).out
-    assert f"Job {some}" in text
-    assert "what a Slurm site has today" in text
+    chosen, today = answer["replay"]["starts"]
+    assert sum(interval["length_s"] for interval in answer["replay"]["intervals"]) == chosen["wait_s"]
+    assert today["label"] == "FIFO + EASY (limit) (today)"
+    assert "FIFO + EASY (limit) (today)" in site("whatif", "explain", some, *REPLAY).out
+
+
+def test_why_and_a_replay_explain_a_job_in_the_same_words(site: Helios) -> None:
+    site("db", "upgrade")
+    site("trace", "load", "venus.csv", "--cluster", "venus", "--timezone", "UTC")
+    some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
+    why, replayed = (site(*asked, some, "--cluster", "venus") for asked in (("why",), ("whatif", "explain")))
+    assert why.out.splitlines()[0] == replayed.out.splitlines()[0]
 
 
 @pytest.mark.parametrize("command", [("explain", "1"), ("slurm", "--slurm-conf", "slurm.conf")])
@@ -88,4 +95,4 @@ def test_the_command_on_the_page_explains_the_wait_that_the_page_shows(
     explained = shell(tmp_path)(*words[1:], "--json").json  # typed elsewhere
     row = next(line for line in page.read_text().splitlines() if f"<tr><td>{explained['job_id']}</td>" in line)
     waited = re.findall(r"<td>([^<]*)</td>", row)[-2]
-    assert waited == duration(explained["wait_s"])
+    assert waited == duration(explained["replay"]["starts"][0]["wait_s"])

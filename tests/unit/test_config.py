@@ -295,3 +295,10 @@ def test_an_unknown_key_or_section_is_refused_with_the_nearest_one(tmp_path: Pat
     with pytest.raises(ConfigurationInvalid, match=r"helios\.toml\): is not a key") as refused:
         configured(tmp_path, toml)
     assert refused.value.hint.startswith(f"Did you mean {near}?")
+
+
+@pytest.mark.parametrize("toml", ["[daemon]\nturn_s = 77\n", "[web]\nin_daemon = true\n", "[power]\ntiers = 3\n"])
+def test_a_key_that_is_gone_is_unknown(tmp_path: Path, toml: str) -> None:
+    (tmp_path / "helios.toml").write_text(toml)
+    with pytest.raises(ConfigurationInvalid, match="is not a key of Helios"):
+        load_configuration(environment={}, folder=tmp_path)

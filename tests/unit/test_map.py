@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.size import BUDGET, GROWTH, count_lines, sum_packages
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 NAMED = sorted(set(re.findall(r"`(helios/[\w/]+\.py)(?::([\w.]+))?`", PAGE)))
@@ -44,3 +46,8 @@ def test_the_map_names_every_package_and_module() -> None:
         "py.typed",
     }
     assert {name.rstrip("/") for row in rows for name in re.findall(r"`([\w./]+)`", row)} == there
+
+
+def test_no_package_has_outgrown_its_budget() -> None:
+    sums = sum_packages(count_lines())
+    assert {package: sums[package] for package, most in BUDGET.items() if sums[package] > most * (1 + GROWTH)} == {}

@@ -17,7 +17,7 @@ from typing import Any
 import helios_task
 import pytest
 
-from helios.pools.reports import ReportReader, TaskRequest, write_request
+from helios.training.pool.reports import ReportReader, TaskRequest, write_request
 
 TASK = Path(__file__).parents[2] / "task"
 SOURCE = (TASK / "helios_task.py").read_text()

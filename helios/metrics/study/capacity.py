@@ -15,10 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import HostlistInvalid
+from helios.metrics.blocks import local_edges, mean_levels
+from helios.metrics.history import MISSING, NEVER_S, Flags, StudyHistory
 from helios.metrics.node_usage import BusyIntervals, whole_seconds
 from helios.metrics.queue import Weights
-from helios.metrics.study.blocks import local_edges, mean_levels
-from helios.metrics.study.history import MISSING, NEVER_S, Flags, StudyHistory
 from helios.model.nodes import expand
 from helios.units import count_in_words
 

@@ -18,10 +18,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from helios.config import Energy
-from helios.metrics.queue import Weights
-from helios.metrics.study.blocks import Finding, mean_levels
-from helios.metrics.study.capacity import Capacity
-from helios.metrics.study.history import (
+from helios.metrics.blocks import Finding, mean_levels
+from helios.metrics.history import (
     CANCELLED,
     COMPLETED,
     NEVER_S,
@@ -34,6 +32,8 @@ from helios.metrics.study.history import (
     Seconds,
     StudyHistory,
 )
+from helios.metrics.queue import Weights
+from helios.metrics.study.capacity import Capacity
 from helios.units import DAY_S, duration, percent
 
 DATA = Path(__file__).parent / "data" / "published.csv"

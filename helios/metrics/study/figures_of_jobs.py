@@ -8,6 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.metrics.history import (
+    COMPLETED,
+    NOT_ENDED,
+    STATES,
+    TIMEOUT,
+    UNKNOWN,
+    CensoredTimes,
+    Flags,
+    Floats,
+    StudyHistory,
+    share,
+)
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     FEWEST_PEOPLE,
@@ -23,19 +35,7 @@ from helios.metrics.study.figure_data import (
     quantile_series,
     series,
 )
-from helios.metrics.study.history import (
-    COMPLETED,
-    NOT_ENDED,
-    STATES,
-    TIMEOUT,
-    UNKNOWN,
-    CensoredTimes,
-    Flags,
-    Floats,
-    StudyHistory,
-    share,
-)
-from helios.metrics.study.trials import alike_keys, ends_s
+from helios.metrics.trials import alike_keys, ends_s
 from helios.units import duration_in_words, percent, write_count
 
 RUN_TIMES_S = tuple(2**power for power in range(22))

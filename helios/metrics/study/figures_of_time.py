@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.metrics.study.figure_data import (
     FOOTNOTES,
@@ -26,7 +27,6 @@ from helios.metrics.study.figure_data import (
     series,
 )
 from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
-from helios.metrics.study.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
 from helios.metrics.study.jobs import dispersion, failed_late, reached_limit
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 

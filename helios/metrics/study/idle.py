@@ -19,9 +19,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
-from helios.metrics.study.blocks import WEEK_HOURS, Finding, unknown_finding
+from helios.metrics.blocks import WEEK_HOURS, Finding, unknown_finding
+from helios.metrics.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.metrics.study.capacity import LEAST_PLACED, Capacity, HeldNodes, NodeShapes
-from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.units import HOUR_S
 
 IDLE, WAITING, SAME_POOL, OWN, BEHIND_OLDEST, LENT, SENT, UNUSABLE = range(8)

@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.statistics import mean_interval, rank_correlation
-from helios.metrics.study.blocks import Estimate, Finding, local_edges, mean_levels, unknown_finding
-from helios.metrics.study.capacity import Capacity
-from helios.metrics.study.history import (
+from helios.metrics.blocks import Estimate, Finding, local_edges, mean_levels, unknown_finding
+from helios.metrics.history import (
     COMPLETED,
     FAILED,
     NEVER_S,
@@ -29,7 +27,9 @@ from helios.metrics.study.history import (
     StudyHistory,
     share,
 )
-from helios.metrics.study.trials import find_trials, last_alike, next_alike
+from helios.metrics.statistics import mean_interval, rank_correlation
+from helios.metrics.study.capacity import Capacity
+from helios.metrics.trials import find_trials, last_alike, next_alike
 from helios.model import SIZE_CLASSES, size_class
 from helios.units import DAY_S, HOUR_S, MINUTE_S
 
@@ -419,7 +419,7 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
     """Return the share of GPU hours in jobs of one GPU.
 
     The finding also has the share in groups of repeated jobs, at least and at most
-    (:mod:`helios.metrics.study.trials`).
+    (:mod:`helios.metrics.trials`).
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.blocks import WEEK_HOURS, Blocks, Estimate, Finding, local_edges, unknown_finding
+from helios.metrics.history import NEVER_S, Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.node_usage import BusyIntervals
-from helios.metrics.study.blocks import WEEK_HOURS, Blocks, Estimate, Finding, local_edges, unknown_finding
 from helios.metrics.study.capacity import Capacity, peak_in_steps
-from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import DAY_S, HOUR_S, count_in_words
 

@@ -274,9 +274,6 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# Moments as sacct's ``-S`` and ``-E`` take them: a documented part of Slurm's syntax, on the cluster's own clock.
-
-
 def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
     """Read a moment as sacct does.
 

@@ -18,8 +18,6 @@ from helios.metrics.queue import mean_level_over_time
 from helios.model import JobState, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
-# What every report reads off jobs: when they waited, what they held, what was predicted of them.
-
 JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
 FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})

@@ -205,9 +205,6 @@ def _has_pending(state: EngineState) -> bool:
     return bool(clock.arrived > clock.ended + clock.running)
 
 
-# What happens at one moment.
-
-
 @kernel
 def next_moment(state: EngineState) -> int:
     """Return the time of the next event.
@@ -326,9 +323,6 @@ def _bound_s(state: EngineState, now: int) -> int:
     while clock.bounds < len(guard) and guard[clock.bounds].at_s <= now:
         clock.bounds += 1
     return int(guard[clock.bounds - 1].bound_s) if clock.bounds > 0 else NEVER
-
-
-# Changes between two steps.
 
 
 def new_step_counts(state: EngineState) -> StepCounts:

@@ -183,8 +183,6 @@ def _random_number(state: EngineState, job: int, number: int) -> int:
 
 
 # Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a linked list of nodes.
-
-
 @kernel
 def add_idle_node(state: EngineState, node: int) -> None:
     """Put ``node``, idle and awake, into the list of idle nodes.
@@ -230,8 +228,6 @@ def _join(state: EngineState, ahead: int, behind: int) -> None:
 
 
 # Counts of nodes by power state, and node seconds. Before a count changes, node seconds are added up to now.
-
-
 @kernel
 def count_node_seconds(state: EngineState, partition: int) -> None:
     """Add the node seconds of ``partition`` since they were last counted."""
@@ -549,8 +545,6 @@ def _count_bits(word: np.uint64) -> int:
 #
 # Falling asleep takes the same time on every node, and so does waking. So nodes finish in the order in which they
 # began, and two ring buffers suffice.
-
-
 @kernel
 def partition_of_node(state: EngineState, node: int) -> int:
     """Return the partition of ``node``."""

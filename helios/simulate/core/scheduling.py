@@ -287,9 +287,6 @@ def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> i
     return int(window_s - state.clock[0].boot_s)
 
 
-# Reservations that name nodes.
-
-
 @kernel
 def reserve_nodes(state: EngineState, partition: int, head: int, now: int) -> int:
     """Reserve nodes for ``head``, which does not fit now, and return when it does.
@@ -391,8 +388,6 @@ def limit_reserved(state: EngineState, partition: int, idle_gpus: int) -> None:
 
 
 # Queues: treaps of pending jobs.
-
-
 @kernel
 def comes_before(pending: NDArray[np.void], job: int, other: int) -> bool:
     """Return whether ``job`` comes before ``other`` in the queue.

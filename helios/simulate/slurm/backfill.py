@@ -266,8 +266,6 @@ def _tasks_left(state: SlurmState, job: int) -> int:
 
 
 # Running jobs: in ``ends`` by when their nodes are free, and in ``expected`` by the end that backfill plans with.
-
-
 @kernel
 def start_job(state: SlurmState, choice: int, position: int, limit_min: int, started_by: int) -> int:
     """Start the job of ``choice`` on the nodes picked, and queue its next task.
@@ -397,8 +395,6 @@ def _ends_later(state: SlurmState, job: int, other: int) -> bool:
 
 
 # Limits on what runs at once, of the partition's QOS and of the job's own. Where both set one, the partition's counts.
-
-
 @kernel
 def within_limits(state: SlurmState, choice: int) -> bool:
     """Return whether all QOS limits let the job run now (Slurm's ``acct_policy.c``)."""
@@ -456,8 +452,6 @@ def count_in_qos(state: SlurmState, job: int, partition: int, sign: int) -> None
 # Slots of time, each with the nodes that no planned job has reserved, after ``node_space`` of Slurm's ``backfill.c``.
 #
 # ``state.words`` holds three sets of nodes: those that a job may have, one for the main scheduler, and those picked.
-
-
 @kernel
 def begin_slots(state: SlurmState, now_s: int) -> None:
     """Begin with one slot of the whole window and nothing reserved."""

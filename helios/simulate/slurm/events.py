@@ -162,9 +162,6 @@ def put_running(
         resume_job(state, state.jobs[jobs[i]].first_choice, started_ms[i])
 
 
-# Events.
-
-
 @kernel
 def next_event(state: SlurmState) -> int:
     """Return the time of the next event, ms, or NEVER."""
@@ -239,9 +236,6 @@ def _recalculate_priorities(state: SlurmState) -> None:
         clock.changed_for_backfill, clock.changed_for_main = 1, 1
     if clock.queued > 0:
         note_update(state, clock.now_ms)
-
-
-# Periodic work.
 
 
 @kernel
@@ -321,9 +315,6 @@ def _next_tick(state: SlurmState, from_ms: int) -> int:
 def _next_tick_of(moment: int, origin_ms: int, step_ms: int) -> int:
     """Return the first of the times ``origin_ms`` + n x ``step_ms`` from ``moment`` on."""
     return int(origin_ms + (moment - origin_ms + step_ms - 1) // step_ms * step_ms)
-
-
-# Passes.
 
 
 @kernel

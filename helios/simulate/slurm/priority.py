@@ -146,8 +146,6 @@ def note_update(state: SlurmState, now_ms: int) -> None:
 # Usage is billed TRES (CPUs, unless the partition bills otherwise) x s x the QOS's factor. It is charged to a user's
 # association and all above it. Each ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are
 # computed anew.
-
-
 @kernel
 def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
     """Charge the usage of ``job`` since the last calculation, up to ``until_ms``."""
@@ -281,9 +279,6 @@ def _goes_before(state: SlurmState, share: int, other: int) -> bool:
     return bool(record.is_user > other_record.is_user)
 
 
-# Tables of the tree of accounts and users.
-
-
 def share_tables(
     workload: SlurmWorkload, site: SlurmSite
 ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], int]:
@@ -386,8 +381,6 @@ def _share_levels(shares: NDArray[np.void]) -> None:
 
 
 # Constant terms of a priority and the billing, after ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TresTables:
     """What the nodes of a site have.

@@ -270,9 +270,6 @@ class SlurmTimeline:
         recompute_priorities(self.state, waiting, int(self.state.clock["now_ms"][0]))
 
 
-# Simulations of the future of one moment.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
     """What a cluster runs and queues at one moment.

@@ -331,9 +331,6 @@ class SlurmWorkload:
             raise WorkloadInvalid(f"{int(wrong.sum()):,} jobs: job {self.job_id[np.argmax(wrong)]} {what}")
 
 
-# State of a replay.
-
-
 @dataclass(frozen=True, eq=False)
 class SlurmState(Table):
     """Tables of a replay.

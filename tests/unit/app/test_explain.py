@@ -15,7 +15,7 @@ from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict.duration import DurationModel, train
 from helios.predict.model_record import to_record
-from helios.report.models import Explanation, answer_lines
+from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town
 

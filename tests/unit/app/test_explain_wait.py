@@ -14,7 +14,7 @@ from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest
 from helios.errors import UsageError
-from helios.report.job import Cause, WaitExplanation
+from helios.report.job import Cause, JobExplanation, ReplayedWait
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
@@ -65,9 +65,14 @@ def a_story(
     gpus_per_node: int = 8,
     plans: tuple[Scenario, ...] = (BASELINE,),
     **overrides: Any,
-) -> WaitExplanation:
+) -> ReplayedWait:
     request = WhatIfRequest(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
-    return explain_wait(a_history(rows, **overrides), request, job)
+    return replay_of(explain_wait(a_history(rows, **overrides), request, job))
+
+
+def replay_of(explained: JobExplanation) -> ReplayedWait:
+    assert explained.replay is not None
+    return explained.replay
 
 
 def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
@@ -95,15 +100,16 @@ def crowds(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int]], int, int]:
     return units, nodes, gpus_per_node
 
 
-def assert_held(story: WaitExplanation, simulator: Any) -> None:
+def assert_held(story: ReplayedWait, simulator: Any, job: int) -> None:
     """Check each stretch against what the plain simulator was left with by the passes in it."""
-    me = simulator.jobs[int(story.job.job_id)]
+    me = simulator.jobs[job]
     passes = {now: row for now, row in simulator.seen.get(me.position, {}).items() if now < me.first_start}
     for interval in story.intervals:
         begin, end = second(interval.began_at), second(interval.ended_at)
         within = {now: row for now, row in passes.items() if begin <= now < end}
         assert interval.free == (min(r["free"] for r in within.values()), max(r["free"] for r in within.values()))
-        assert interval.room == (min(r["room"] for r in within.values()), max(r["room"] for r in within.values()))
+        rooms = [row["room"] for row in within.values()]
+        assert interval.largest_that_fits == (min(rooms), max(rooms))
         fitted = scattered = 0
         for now, until in zip(within, [*list(within)[1:], end], strict=True):
             row = within[now]
@@ -138,18 +144,19 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
     simulator = in_reference(rows, plan, **shape)
     me = simulator.jobs[job]
     # The stretches are the wait, whole and without gaps.
-    edges = [story.submitted_at, *(interval.ended_at for interval in story.intervals)]
+    edges = [EPOCH + timedelta(seconds=me.submitted), *(interval.ended_at for interval in story.intervals)]
     assert [interval.began_at for interval in story.intervals] == edges[:-1]
-    assert (second(edges[0]), second(edges[-1])) == (me.submitted, me.first_start)
-    assert sum(interval.length_s for interval in story.intervals) == story.wait_s == me.first_start - me.submitted
-    assert_held(story, simulator)
+    assert second(edges[-1]) == second(story.starts[0].started_at) == me.first_start
+    assert story.starts[0].wait_s == me.first_start - me.submitted
+    assert sum(interval.length_s for interval in story.intervals) == story.starts[0].wait_s
+    assert_held(story, simulator, job)
     # Who came later and went first.
     later = [other for other in simulator.jobs if other.submitted > me.submitted and other.first_start < me.first_start]
-    assert story.overtaken.by_order == sum(other.key < me.key for other in later)
-    assert story.overtaken.by_order + story.overtaken.by_backfill == len(later)
+    assert story.overtaken_by_order == sum(other.key < me.key for other in later)
+    assert story.overtaken_by_order + story.overtaken_by_backfill == len(later)
     # Who held what meanwhile.
     in_line = [s for s in story.intervals if s.cause in {Cause.RESOURCES, Cause.PIECES}]
-    if 2 * sum(s.length_s for s in in_line) < story.wait_s:
+    if 2 * sum(s.length_s for s in in_line) < story.starts[0].wait_s:
         in_line = list(story.intervals)
     spans = [(second(s.began_at), second(s.ended_at)) for s in in_line]
     held = {
@@ -158,13 +165,13 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
         if other is not me
     }
     for holder in story.holders:
-        assert holder.held_s == held[holder.job.job_id]
+        assert holder.held_s == held[holder.job_id]
     most = sorted((held[str(other.position)] * other.gpus for other in simulator.jobs if other is not me), reverse=True)
-    assert [h.held_s * h.job.gpus for h in story.holders] == [value for value in most[:3] if value > 0]
+    assert [h.held_s * h.gpus for h in story.holders] == [value for value in most[:3] if value > 0]
     # What it had been under today's order, and with the advice.
-    for other in story.beside:
+    for other in story.starts[1:]:
         assert second(other.started_at) == in_reference(rows, BASELINE, **shape).jobs[job].first_start
-    assert len(story.beside) == (plan != BASELINE)
+    assert len(story.starts) == 1 + (plan != BASELINE)
     if story.shorter is not None:
         assert story.shorter.planned_s >= rows[job][1]
         advised = [*rows[:job], (*rows[job][:3], story.shorter.planned_s), *rows[job + 1 :]]
@@ -195,13 +202,16 @@ def test_a_wait_for_a_cycle_and_then_for_nodes_has_both_causes() -> None:
 def test_as_many_gpus_as_it_asks_for_may_be_free_in_pieces() -> None:
     rows = [(0, 600, 3, 600), (0, 600, 3, 600), (60, 60, 2, 60)]
     (interval,) = a_story(rows, "2", nodes=2, gpus_per_node=4).intervals
-    assert (interval.cause, interval.free, interval.room) == (Cause.PIECES, (2, 2), (1, 1))
+    assert (interval.cause, interval.free, interval.largest_that_fits) == (Cause.PIECES, (2, 2), (1, 1))
     assert interval.scattered_s == interval.length_s == 540
 
 
 def test_a_wait_that_is_recorded_is_told_beside() -> None:
-    assert a_story([(0, 60, 8, 60)], "0").recorded_wait_s == 5.0
-    assert a_story([(0, 60, 8, 60)], "0", started_at=None, ended_at=None).recorded_wait_s is None
+    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1}, gpus_per_node=8)
+    waited = explain_wait(a_history([(0, 60, 8, 60)]), request, "0").waited_s
+    never = explain_wait(a_history([(0, 60, 8, 60)], started_at=None, ended_at=None), request, "0").waited_s
+    assert waited == 5.0
+    assert np.isnan(never)
 
 
 def test_what_preempts_is_refused() -> None:
@@ -231,7 +241,7 @@ def test_array_tasks_and_requeued_runs_are_found() -> None:
     history = LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
     request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1})
     second_run = explain_wait(history, request, "7-2")
-    assert (second_run.job.job_id, second_run.wait_s) == ("7-2", 540)
-    assert any("used 2 times" in note for note in second_run.notes)
-    assert explain_wait(history, request, "7").wait_s == 0
-    assert explain_wait(history, request, "8_3").job.job_id == "9"
+    assert (second_run.job_id, replay_of(second_run).starts[0].wait_s) == ("7-2", 540)
+    assert any("used 2 times" in note for note in second_run.remarks)
+    assert replay_of(explain_wait(history, request, "7")).starts[0].wait_s == 0
+    assert explain_wait(history, request, "8_3").job_id == "9"

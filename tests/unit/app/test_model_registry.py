@@ -12,32 +12,27 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
+from helios.app.model_comparison import INCUMBENT, TrainingOutcome, _decide_against_incumbent, decide_against_controls
+from helios.app.model_drift import _weeks, drift, remembered_drift
 from helios.app.model_registry import (
-    INCUMBENT,
     SHRINKAGE,
-    TrainingOutcome,
-    _decide_against_incumbent,
-    _weeks,
     compare,
-    decide_against_controls,
     decide_by_hand,
     describe_decisions,
-    drift,
     history_before,
     list_models,
     nightly,
-    prepare_history,
     promote,
-    remembered_drift,
     roll_back,
     training_history,
 )
 from helios.app.nightly import _learn
+from helios.app.prepared_history import prepare_history
 from helios.config import Settings
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
 from helios.model import JOBS, AuditStep, ModelRecord
 from helios.ports import no_progress
-from helios.predict.evaluation import Comparison, PairedDifference, Versus
+from helios.predict.comparison import Comparison, PairedDifference, Versus
 from helios.predict.model_record import from_record, to_record
 from helios.predict.scores import PredictorScore, predictor_score
 from helios.warehouse import Warehouse

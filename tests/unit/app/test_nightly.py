@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.controller_state import NIGHTLY_LEVELS
-from helios.app.model_registry import DRIFTED
+from helios.app.model_drift import DRIFTED
 from helios.app.nightly import NightlyRun, _notify, delete_old_rows, nightly_pages, run_nightly
 from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings

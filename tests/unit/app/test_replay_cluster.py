@@ -3,8 +3,8 @@ import pandas as pd
 import pytest
 
 from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
-from helios.metrics.capacity import choose_resource
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.metrics.capacity import choose_resource
 from tests.builders import a_job, jobs_frame
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from helios.errors import FileUnreadable, FormatUnknown, NothingUnderstood, UsageError
-from helios.ingest import open_trace, read_map, reader
+from helios.ingest import open_trace, read_map, reader, requeued
 from helios.model import Batch
 
 AT = 1_700_000_000
@@ -423,7 +423,7 @@ def test_a_map_without_a_table_names_those_of_the_dump(tmp_path):
 
 
 def test_repeated_rows_of_a_dump_too_large_to_keep_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", 0)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", 0)
     row = "(7,'2023-11-14','x')"
     found = a_dump(tmp_path, f"INSERT INTO jobs VALUES {row};", f"INSERT INTO jobs VALUES {row};")
     assert found.rejects[["line", "reason"]].values.tolist() == [[2, "duplicate row"]]

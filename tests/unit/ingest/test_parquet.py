@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FileUnwritable, FormatUnknown
-from helios.ingest import open_trace, reader, write_parquet
+from helios.ingest import open_trace, requeued, write_parquet
 from helios.model import JOBS
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
@@ -83,14 +83,14 @@ def test_two_rows_of_one_run_are_one_job(tmp_path):
 
 
 def test_repeated_rows_are_found_in_a_file_too_large_to_keep(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", 0)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", 0)
     twice, once = a_job(job_id="7"), a_job(job_id="8")
     batches = open_trace(written(tmp_path, jobs_frame(twice, once, twice))).read(rows_per_batch=1)
     assert [reason for batch in batches for reason in batch.rejects["reason"]] == ["duplicate row"]
 
 
 def test_a_large_file_with_text_that_is_no_utf8_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", 0)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", 0)
     bad = pa.array([b"ann", b"\xff\xfe"], pa.binary()).view(pa.string())
     assert rejects_of(a_table(tmp_path, user=bad)) == [(2, "invalid UTF-8")]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.ingest import open_trace, reader
+from helios.ingest import open_trace, reader, requeued
 from tests.examples import examples
 from tests.unit.ingest.builders import a_json_file, a_json_job, a_sacct_file, a_sacct_row, read
 
@@ -75,7 +75,7 @@ def test_a_file_too_large_to_keep_gives_the_same(tmp_path, monkeypatch, kept_byt
     rows = [a_run(minute % 7, JobIDRaw=str(minute % 4), JobID=str(minute % 4)) for minute in range(40)]
     path = a_sacct_file(tmp_path, *rows, a_run(1, Submit="soon"))
     whole = read(path)
-    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(requeued, "LARGEST_KEPT_BYTES", kept_bytes)
     monkeypatch.setattr(reader, "ROWS_PER_BATCH", 3)
     again = read(path, rows_per_batch=3)
     pd.testing.assert_frame_equal(again.jobs, whole.jobs, check_categorical=False, check_dtype=False)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from helios.app.history import LoadedHistory
 from helios.app.study import NodeRecords, Study, study, weekly_changes
 from helios.errors import NotEnoughHistory
+from helios.metrics.blocks import Blocks, local_edges
+from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study import jobs as findings
-from helios.metrics.study.blocks import Blocks, local_edges
 from helios.metrics.study.capacity import find_capacity
-from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
-from helios.metrics.study.trials import last_alike, next_alike
+from helios.metrics.trials import last_alike, next_alike
 from helios.report.study_text import compare
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples

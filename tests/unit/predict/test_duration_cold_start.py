@@ -9,7 +9,7 @@ import pytest
 
 from helios.predict.causal_stats import FEATURES
 from helios.predict.duration import train
-from helios.predict.explain import BASES, fallback_level
+from helios.predict.similar_jobs import BASES, fallback_level
 from helios.predict.timeline import GRACE_S
 from tests.unit.predict.traces_of import a_campaign, a_trace
 from tests.unit.predict.walks import walked

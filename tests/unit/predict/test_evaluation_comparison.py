@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.evaluation import (
+from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
     Comparison,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict.causal_stats import FEATURES
-from helios.predict.evaluation import (
+from helios.predict.drift import (
     _LEAST_SHARE,
     CHANGED,
     FEWEST_JOBS,

@@ -10,17 +10,9 @@ from helios.errors import FrameInvalid
 from helios.predict.causal_stats import LEVELS, NEIGHBOUR_PSEUDO_JOBS
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import train
-from helios.predict.explain import (
-    AFTERWARDS,
-    BASES,
-    DISTRIBUTION,
-    EVERY_JOB,
-    NEIGHBOURHOOD,
-    PRIOR,
-    explain_last,
-    narrowest_group,
-)
+from helios.predict.explain import AFTERWARDS, DISTRIBUTION, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last
 from helios.predict.job_table import JobTable, causal_features
+from helios.predict.similar_jobs import BASES, narrowest_group
 from tests.examples import examples
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 from tests.unit.predict.walks import quantiles_of

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from helios.predict.causal_stats import FEATURES
-from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import JobTable, causal_features
+from helios.predict.similar_jobs import BASES, fallback_level
 from tests.unit.predict.traces_of import a_trace
 
 ASKED = {"user": "ada", "account": "physics", "gpus": 8, "time_limit_s": 7200.0, "submit": 9000}

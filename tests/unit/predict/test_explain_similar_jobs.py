@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from helios.predict.explain import similar_jobs
 from helios.predict.job_table import JobTable
+from helios.predict.similar_jobs import similar_jobs
 from tests.examples import examples
 from tests.unit.predict.traces_of import a_trace, traces
 

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict.causal_stats import LEVELS
+from helios.predict.growing_coding import GrowingCoding
 from helios.predict.job_table import LEVEL_COLUMNS, JobTable, job_groups
-from helios.predict.live_predictor import GrowingCoding
 from tests.examples import examples
 from tests.unit.predict.traces_of import a_trace, traces
 

@@ -16,7 +16,8 @@ from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
 from helios.predict.causal_stats import BURST_GAP_S
 from helios.predict.duration import DurationModel, train
 from helios.predict.job_table import JobTable
-from helios.predict.live_predictor import LivePredictor, _last_burst
+from helios.predict.live_history import _last_burst
+from helios.predict.live_predictor import LivePredictor
 from helios.predict.timeline import RecordedWalk, empty_calibration
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame

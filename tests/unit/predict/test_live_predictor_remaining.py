@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict.live_predictor import LIMIT_GRACE_S, TAIL_SLOPE, remaining_run_time
+from helios.predict.remaining_time import LIMIT_GRACE_S, TAIL_SLOPE, remaining_run_time
 
 USUAL = (600.0, 3600.0, 36_000.0)
 _seconds = st.floats(0.0, 1e9, allow_subnormal=False)

@@ -18,9 +18,9 @@ from helios.predict.model_record import (
     TRAINED_ON,
     arrays_in,
     describe_provenance,
+    digest_jobs,
     from_record,
     inputs_in,
-    model_digest,
     rows_learned_from,
     stored_arrays,
     to_record,
@@ -100,7 +100,7 @@ def test_the_digest_does_not_depend_on_the_order_of_loading():
         .cat.add_categories(["aaron"])
         .cat.reorder_categories(["aaron", *reversed(JOBS_["user"].cat.categories)])
     )
-    assert model_digest(shuffled) == model_digest(JOBS_) == model_digest(other_codes)
+    assert digest_jobs(shuffled) == digest_jobs(JOBS_) == digest_jobs(other_codes)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_digest_does_not_depend_on_the_order_of_loading():
     ids=["one fewer", "one second", "names", "restart"],
 )
 def test_the_digest_changes_with_whatever_training_reads(change):
-    assert model_digest(change(JOBS_)) != model_digest(JOBS_)
+    assert digest_jobs(change(JOBS_)) != digest_jobs(JOBS_)
 
 
 def test_training_needs_no_other_columns_than_are_named(model):

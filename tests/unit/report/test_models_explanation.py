@@ -9,18 +9,10 @@ import pytest
 from rich.console import Console
 
 from helios.predict.causal_stats import FEATURES, LEVELS
-from helios.predict.explain import (
-    AFTERWARDS,
-    BASES,
-    EVERY_JOB,
-    NEIGHBOURHOOD,
-    PRIOR,
-    Contribution,
-    Explained,
-    RecentInGroup,
-)
-from helios.report import models as words
-from helios.report.models import (
+from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, Contribution, Explained
+from helios.predict.similar_jobs import BASES, RecentInGroup
+from helios.report import prediction
+from helios.report.prediction import (
     FEATURE_GROUPS,
     UNKNOWN,
     Explanation,
@@ -104,11 +96,11 @@ def test_every_feature_is_in_a_group_with_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", [PRIOR, *LEVELS, NEIGHBOURHOOD])
 def test_every_step_has_words(name: str) -> None:
-    assert name in words.STEP_WORDS
+    assert name in prediction.STEP_WORDS
 
 
 def test_every_basis_has_words() -> None:
-    assert set(words.BASIS_WORDS) == set(BASES)
+    assert set(prediction.BASIS_WORDS) == set(BASES)
 
 
 def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
@@ -177,7 +169,7 @@ def test_corrections_of_one_thing_are_told_together_and_multiply_to_all() -> Non
     corrections = {name: float(np.exp(rng.normal(0, 0.5))) for name in (*FEATURES, EVERY_JOB, AFTERWARDS)}
     told = corrections_in_words(an_explained(corrections=corrections))
     assert np.prod([factor for _, factor in told]) == pytest.approx(np.prod(list(corrections.values())))
-    assert len({text for text, _ in told}) == len(told) == words.MOST_LINES + 2
+    assert len({text for text, _ in told}) == len(told) == prediction.MOST_LINES + 2
 
 
 def test_where_nothing_is_known_of_a_user_it_is_said_once() -> None:

@@ -16,6 +16,7 @@ import pytest
 from helios.app.history import LoadedHistory, read_file
 from helios.app.study import NodeRecords, Study, idle_levels, study, unusable_levels, write_study
 from helios.config import Energy
+from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
     NOT_COMPARED,
@@ -25,7 +26,6 @@ from helios.metrics.study.figure_data import (
     published,
 )
 from helios.metrics.study.figures import ORDER, study_figure, study_figures
-from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.report.study_page import latex
 from tests.traces import TRACES
 from tests.unit.metrics.test_study import DEGENERATE, FIRST, HOUR, at, jobs_frame

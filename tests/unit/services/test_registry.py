@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
-from helios.services.packing import Packing
 from helios.services.qssf import Qssf
-from helios.services.registry import POOL_GROUP, build, build_for_pool, installed
+from helios.services.registry import POOL_GROUP, build, installed
+from helios.training.services import build_for_pool
 
 GOOD = """
 from dataclasses import dataclass
@@ -95,11 +95,6 @@ def test_services_for_pools_are_found_apart(install: Install) -> None:
         build(name, {})
     with pytest.raises(ServiceInvalid, match="no option 'cpus'"):
         build_for_pool(name, {"cpus": 2})
-
-
-def test_helios_own_service_for_pools_is_installed() -> None:
-    assert isinstance(build_for_pool("packing", {"together": 2}), Packing)
-    assert "node_fill_order" not in installed(POOL_GROUP)
 
 
 def test_a_service_is_built_with_its_defaults() -> None:

@@ -65,6 +65,17 @@ def test_included_files_are_read(tmp_path: Path) -> None:
     assert read_site_gpus(conf).nodes["g1"].gpus == 4
 
 
+def test_an_included_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileUnreadable, match=r"gone\.conf cannot be read"):
+        site(tmp_path, "NodeName=g1 Gres=gpu:4\nInclude gone.conf\n")
+
+
+def test_an_error_names_the_included_file_and_its_line(tmp_path: Path) -> None:
+    (tmp_path / "more.conf").write_text("\nNodeName=g1 Gres=gpu:many\n")
+    with pytest.raises(ConfigurationInvalid, match=r"more\.conf, line 2"):
+        site(tmp_path, "ClusterName=venus\nInclude more.conf\n")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -2,9 +2,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import create_engine, select
 
-from helios.warehouse import bulk
-from helios.warehouse.bulk import SqliteBulk
+from helios.warehouse import sqlite_bulk
 from helios.warehouse.schema import names
+from helios.warehouse.sqlite_bulk import SqliteBulk
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_rows_that_are_stored_already_are_not_counted(connection):
 
 
 def test_an_sqlite_with_few_variables_takes_fewer_rows_a_statement(connection, monkeypatch):
-    monkeypatch.setattr(bulk, "ROWS_PER_STATEMENT", 10**9)
+    monkeypatch.setattr(sqlite_bulk, "ROWS_PER_STATEMENT", 10**9)
     raw = connection.connection.driver_connection
-    raw.setlimit(bulk.sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 7)
+    raw.setlimit(sqlite_bulk.sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 7)
     assert SqliteBulk().insert(connection, names, some_names(range(20))) == 20

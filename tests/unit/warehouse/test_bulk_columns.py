@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.model import TIME
-from helios.warehouse.bulk import CHUNK, SqliteBulk, StringTable, frame_of, in_order
+from helios.warehouse.columns import CHUNK, StringTable, frame_of, in_order
 from helios.warehouse.engine import engine_for, writing
 from helios.warehouse.migrate import upgrade
+from helios.warehouse.sqlite_bulk import SqliteBulk
 
 KEYS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["2", "10", "9", "010", "a", "10_1"]), st.integers(0, 2)))
 

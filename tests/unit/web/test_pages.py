@@ -23,8 +23,9 @@ from helios.errors import ClusterUnavailable, UsageError
 from helios.model import Mode
 from helios.private_files import read_secret
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES, Site
+from helios.web.pages import ROUTES
 from helios.web.server import Access, openapi, web_application
+from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import NodeTown
 from tests.unit.app.sites import Town

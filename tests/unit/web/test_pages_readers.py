@@ -22,8 +22,9 @@ from helios.app.study import study_path
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import PREDICTIONS
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES, Reader, Site
+from helios.web.pages import ROUTES
 from helios.web.server import Access, web_application
+from helios.web.site import Reader, Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import Town
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client

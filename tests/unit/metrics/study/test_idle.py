@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from helios.metrics.history import StudyHistory
 from helios.metrics.study.capacity import find_capacity
-from helios.metrics.study.history import StudyHistory
 from helios.metrics.study.idle import (
     BEHIND_OLDEST,
     CPUS,

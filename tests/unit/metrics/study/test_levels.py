@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helios.metrics.history import StudyHistory, read_history
 from helios.metrics.study.capacity import find_capacity
 from helios.metrics.study.figure_data import FigureSource
-from helios.metrics.study.history import StudyHistory, read_history
 from helios.metrics.study.levels import (
     cpu_jobs_on_gpu_nodes,
     idle_nodes,

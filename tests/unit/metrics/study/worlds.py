@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.metrics.study.history import StudyHistory, read_history
+from helios.metrics.history import StudyHistory, read_history
 from helios.model import NODE_EVENTS, NODES
 from tests.builders import a_job, jobs_frame
 

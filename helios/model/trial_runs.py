@@ -1,0 +1,84 @@
+"""What attempts of trials used, as the warehouse keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeed:
+    """Speed of an attempt in one group.
+
+    Attributes
+    ----------
+    beside : tuple of str
+        Families of the others on the device, sorted. Empty where it is alone.
+    steps_per_s : float
+    seconds : float
+        How long it was measured, s.
+    """
+
+    beside: tuple[str, ...]
+    steps_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """A finished attempt of a trial, with its use.
+
+    Attributes
+    ----------
+    pool : str
+        Identity of the pool.
+    number, attempt : int
+        Number of the trial in its pool, and of the attempt, from 1.
+    program, family : str
+        What runs, and which trials are expected to behave alike.
+    parameters : mapping
+    device_kind, device_model : str
+        Kind and model, as in :class:`helios.training.model.Device`.
+    outcome : str
+        ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+    started_s, seconds : float
+        When it began, s since the epoch, and how long it took, s.
+    start_up_s : float, optional
+        Until its first report, s.
+    progress : float, optional
+        Share of the trial that was done at its end.
+    peak_memory_mib, memory_limit_mib : float, optional
+    utilization : float, optional
+        Mean share of the device's time that it used; of a shared GPU that of all on it.
+    energy_j : float, optional
+        Energy of the device, in equal parts for those on it, J.
+    speeds : tuple of MeasuredSpeed
+    metrics : mapping
+        Last values that it reported.
+    """
+
+    pool: str
+    number: int
+    attempt: int
+    program: str
+    family: str
+    parameters: Mapping[str, Any]
+    device_kind: str
+    device_model: str = ""
+    outcome: str
+    started_s: float
+    seconds: float
+    start_up_s: float | None = None
+    progress: float | None = None
+    peak_memory_mib: float | None = None
+    memory_limit_mib: float | None = None
+    utilization: float | None = None
+    energy_j: float | None = None
+    speeds: tuple[MeasuredSpeed, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended, s since the epoch."""
+        return self.started_s + self.seconds

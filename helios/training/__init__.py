@@ -1,0 +1,1 @@
+"""Training pools, and trials trained as one program."""

@@ -1,0 +1,349 @@
+"""Commands ``helios pool ...``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from typer import Argument, Option
+
+from helios.cli.options import AsJson, Report, configuration, low_high
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
+from helios.errors import ConfigurationInvalid, UsageError
+from helios.units import count_in_words, length
+
+if TYPE_CHECKING:
+    from helios.training.pool.coordinator import Coordinator
+    from helios.training.pool.sweep import TrainingSweep
+
+commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
+Folder = Annotated[
+    Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+]
+_REFRESH_S = 0.25
+_LINE_S = 30.0
+"""How often a line is printed where there is no terminal."""
+
+
+@commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
+def run_(
+    sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
+    folder: Folder = None,
+    slots: Annotated[
+        int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
+    ] = None,
+    device: Annotated[
+        Literal["gpu", "cpu"] | None, Option(help="What trials run on. Default: GPUs where there are any.")
+    ] = None,
+    memory: Annotated[
+        str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
+    ] = None,
+    time_limit: Annotated[
+        str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
+    ] = None,
+    service: Annotated[
+        str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
+    ] = None,
+    warm: Annotated[
+        list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
+    ] = None,
+    mps: Annotated[
+        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
+    ] = False,
+    shared: Annotated[
+        bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
+    ] = False,
+    events: Annotated[
+        bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
+    ] = False,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the trials of a sweep on this machine, or go on with them.
+
+    Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
+    where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
+    See docs/pools.md.
+    """
+    if events and as_json:
+        raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
+    from helios.training.report import pool_table  # noqa: PLC0415 - as above
+    from helios.training.run import run_pool  # noqa: PLC0415 - no help needs it
+
+    screen: _Lines | _Screen = _Lines(events=events)
+    if sys.stdout.isatty() and not as_json and not events:
+        screen = _Screen()
+    with screen:
+        result = run_pool(
+            sweep,
+            folder=folder,
+            slots=slots,
+            kind=device,
+            memory_mib=None if memory is None else _mib(memory),
+            time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
+            service=service,
+            warm=warm or (),
+            shared=shared,
+            mps=mps,
+            watcher=screen.watch,
+            database=_database(),
+        )
+    print_notes(result.notes)
+    if report is not None:
+        from helios.training.page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
+
+        write_page(report, render_pool(result))
+    if events:
+        print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
+    else:
+        print_result(result.to_json(), pool_table(result), as_json=as_json)
+    if result.reason:
+        print_message(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)
+
+
+@commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
+def submit_(
+    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    folder: Folder = None,
+    slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
+    partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
+    account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
+    pools: Annotated[
+        int, Option(min=1, max=100, help="How many such jobs share the trials, each an allocation of its own.")
+    ] = 1,
+    nodes: Annotated[int, Option(min=1, help="Nodes of one allocation.")] = 1,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs of each node.")] = None,
+    shards: Annotated[
+        int | None, Option(min=1, help="Shards of GPUs on each node instead of whole ones, where the site has them.")
+    ] = None,
+    cpus: Annotated[int | None, Option(min=1, help="Cores of each node.")] = None,
+    memory: Annotated[str | None, Option(help="Memory of each node, as sbatch takes it.")] = None,
+    time: Annotated[str | None, Option(help="Time limit of the allocation, as sbatch takes it.")] = None,
+    signal: Annotated[
+        int, Option(min=10, help="Seconds before the time limit at which trials are asked for a checkpoint.")
+    ] = 120,
+    sbatch: Annotated[list[str] | None, Option(help="Another option of sbatch, as --qos=long. Repeatable.")] = None,
+    chain: Annotated[
+        int,
+        Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
+    ] = 1,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a Slurm job that runs the trials of a sweep.
+
+    It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time, or as
+    many as --pools says. See docs/pools.md.
+    """
+    if gpus is not None and shards is not None:
+        raise UsageError("--gpus and --shards exclude each other.", hint="A job has whole GPUs or shards of them.")
+    from helios.training.run import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
+
+    allocation = Allocation(
+        partition=partition,
+        account=account,
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        time_limit=time,
+        signal_s=signal,
+        more=tuple(sbatch or ()),
+        nodes=nodes,
+        shards=shards,
+    )
+    members = [None] if pools == 1 else [*range(1, pools + 1)]
+    scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
+    found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
+    if dry_run:
+        print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
+        if len(scripts) > 1 or chain > 1:
+            print_message(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
+        return
+    jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    print_result(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
+@commands.command("load", epilog="Example: helios pool load sweep.pool")
+def load_(
+    folders: Annotated[list[Path], Argument(metavar="FOLDER...", help="Folders of pools, as sweep.pool.")],
+    as_json: AsJson = False,
+) -> None:
+    """Keep in the warehouse what the trials of pools used.
+
+    The next pools that run the same program learn from them what to expect. Where there is a warehouse (setting
+    database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
+    is stored already stays as it is.
+    """
+    from helios.training.run import keep_runs  # noqa: PLC0415 - no help needs it
+
+    new = keep_runs(configuration().settings.database.url, folders)
+    lines = [
+        f"{folder}: {count_in_words(count, 'new run')} of trials" for folder, count in zip(folders, new, strict=True)
+    ]
+    pools = [{"folder": str(folder), "new_runs": count} for folder, count in zip(folders, new, strict=True)]
+    print_result({"pools": pools}, *map(escape, lines), as_json=as_json)
+
+
+@commands.command(
+    "whatif", epilog="Example: helios pool whatif sweep.toml --gpus 4 --memory 16G --run-time 20min --watts 60,300"
+)
+def whatif_(
+    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
+    memory: Annotated[
+        str | None, Option(help="Memory of each GPU, as 24G. Default: what is free on those visible here.")
+    ] = None,
+    run_time: Annotated[
+        str | None, Option(help="Time of a trial alone on a GPU, as 20min, where no earlier run tells it.")
+    ] = None,
+    gain: Annotated[
+        str | None,
+        Option(
+            help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
+            "Default: 1.0,1.87."
+        ),
+    ] = None,
+    watts: Annotated[
+        str | None, Option(help="Power of an idle and of a busy GPU, as 60,300. Default: as earlier runs measured it.")
+    ] = None,
+    pool: Annotated[
+        list[Path] | None,
+        Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
+    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of what is drawn.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a sweep under several rules of sharing GPUs.
+
+    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the packing of trials, and an oracle that knows all
+    speeds. It runs nothing. What trials need is known from earlier pools, else from the sweep file and the options. See
+    docs/packing.md.
+    """
+    from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
+    from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
+
+    with progress_bars() as progress:
+        found = pool_whatif(
+            sweep,
+            gpus=gpus,
+            memory_mib=None if memory is None else _mib(memory),
+            run_time_s=None if run_time is None else length(run_time).total_seconds(),
+            gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
+            watts=None if watts is None else low_high("--watts", watts, example="60,300"),
+            folders=pool or (),
+            database=_database(),
+            seed=seed,
+            progress=progress,
+        )
+    print_notes(found.notes)
+    print_result(found.to_json(), pool_whatif_table(found), as_json=as_json)
+
+
+def _database() -> str | None:
+    """Return the URL of the warehouse.
+
+    None where the configuration is wrong, since a pool needs none.
+    """
+    try:
+        return configuration().settings.database.url
+    except ConfigurationInvalid as reason:
+        print_notes([f"Earlier trials are not known: {reason.message}"])
+        return None
+
+
+def _mib(text: str) -> float:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
+    if parts is None or not float(parts[1]):
+        raise UsageError(f"{text!r} is not an amount of memory.", hint="Write 800M or 24G; 1G is 1,024M.")
+    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
+
+
+class _Lines:
+    """Progress of a pool as lines of text.
+
+    Lines appear on standard error now and then, or for every event on standard output.
+    """
+
+    def __init__(self, *, events: bool = False) -> None:
+        self._events = events
+        self._line_at_s = monotonic() + _LINE_S
+
+    def watch(self, _: TrainingSweep) -> _Lines:
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if self._events:
+            print(json.dumps(event, allow_nan=False, default=str), flush=True)
+        elif event.get("state") == "failed":
+            print_message(f"Trial {event['number']} failed: {event['reason']}")
+
+    def refresh(self, pool: Coordinator) -> None:
+        if not self._events and monotonic() >= self._line_at_s:
+            self._line_at_s = monotonic() + _LINE_S
+            ended = sum(trial.ended for trial in pool.state.trials.values())
+            print_message(f"{ended:,} of {pool.total:,} trials have ended ...")
+
+
+class _Screen:
+    """The pool in a terminal, while it runs."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+        self._began_s = monotonic()
+        self._shown_at_s = 0.0
+        self._notes: list[str] = []
+        self._metric = ""
+
+    def watch(self, sweep: TrainingSweep) -> _Screen:
+        self._metric = sweep.metric
+        return self
+
+    def __enter__(self) -> None:
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            self._notes.append(str(event["note"]))
+        elif event["event"] == "stopping":
+            self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
+
+    def refresh(self, pool: Coordinator) -> None:
+        from helios.training.report import pool_view, write_parameters  # noqa: PLC0415 - see run_
+
+        if monotonic() < self._shown_at_s:
+            return
+        self._shown_at_s = monotonic() + _REFRESH_S
+        best = pool.best()
+        words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
+        self._live.update(
+            pool_view(
+                pool.snapshot(),
+                counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
+                total=pool.total,
+                seconds=monotonic() - self._began_s,
+                best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
+                notes=self._notes,
+            ),
+            refresh=True,
+        )

@@ -1,0 +1,195 @@
+"""Modules of PyTorch Lightning as models that train together.
+
+It looks at what a module has and does not import Lightning. What only Lightning's own loop does, such as manual
+optimisation or hooks around a step, is refused instead of left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from helios.errors import UsageError
+from helios.training.fused.configurations import OPTIMIZERS
+
+HOOKS = (
+    *("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end", "lr_scheduler_step"),
+    *("on_before_zero_grad", "on_before_backward", "backward", "on_after_backward", "on_before_optimizer_step"),
+    *("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "transfer_batch_to_device"),
+    *("on_before_batch_transfer", "on_after_batch_transfer", "configure_model"),
+)
+"""Methods that change training, and that nobody would call here."""
+OF_THE_OPTIMIZER = ("lr", "learning_rate", "momentum", "weight_decay", "betas", "eps", "epochs", "seed")
+"""Settings of a module that only ``configure_optimizers`` looks at: models that differ in them train together."""
+FLAGS = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
+SCHEDULES: dict[type[Any], tuple[str, tuple[str, ...]]] = {
+    lr_scheduler.StepLR: ("step", ("step_size", "gamma")),
+    lr_scheduler.MultiStepLR: ("multi_step", ("milestones", "gamma")),
+    lr_scheduler.CosineAnnealingLR: ("cosine", ("T_max", "eta_min")),
+    lr_scheduler.LinearLR: ("warmup", ("start_factor", "end_factor", "total_iters")),
+}
+"""Schedules whose arguments can be read back."""
+Make = Callable[[Mapping[str, Any]], nn.Module]
+
+
+class LightningModel(nn.Module):  # type: ignore[misc]  # because torch is not followed: it is optional
+    """Module that returns the loss of ``training_step``.
+
+    The loss is repeated for each sample.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        for name in ("log", "log_dict"):
+            setattr(module, name, _ignore)
+        for name in OF_THE_OPTIMIZER:
+            vars(module).pop(name, None)
+        hyperparameters = dict(getattr(module, "hparams", {}) or {})
+        # What else a step may look at, so that modules which differ in it do not train together.
+        self.settings = repr(sorted((k, v) for k, v in hyperparameters.items() if k not in OF_THE_OPTIMIZER))
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch, whose last tensor is the target."""
+        output = self.module.training_step(batch, 0)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError("training_step returned no loss.", hint="Return a tensor, or a dictionary with 'loss'.")
+        result: torch.Tensor = loss.expand(len(batch[-1]))
+        return result
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Log nothing, since there is no trainer of Lightning."""
+
+
+def from_lightning(
+    make: Make, data: Callable[[], Any]
+) -> tuple[Make, Callable[..., Any], Callable[[], Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """Return ``build``, ``loss``, ``data`` and ``configure`` of modules that PyTorch Lightning trains.
+
+    The loss on validation data is that of ``training_step`` in evaluation mode.
+
+    Parameters
+    ----------
+    make : callable
+        Makes a module from a configuration.
+    data : callable
+        Returns training data, and optionally validation data, as tensors: ``(inputs, target)`` each. A batch that
+        ``training_step`` gets has the inputs and the target.
+
+    Raises
+    ------
+    UsageError
+        When a module is made that Lightning trains in a way that is not known here.
+    """
+
+    def build(configuration: Mapping[str, Any]) -> nn.Module:
+        module = make(configuration)
+        check_module(module)
+        return LightningModel(module)
+
+    def loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return output
+
+    def with_target() -> Any:
+        loaded = data()
+        return _with_target(loaded) if isinstance(loaded[1], torch.Tensor) else tuple(map(_with_target, loaded))
+
+    def configure(configuration: Mapping[str, Any]) -> dict[str, Any]:
+        module = make(configuration)
+        check_module(module)
+        return read_optimizers(module)
+
+    return build, loss, with_target, configure
+
+
+def _with_target(part: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+    inputs, target = part
+    return [*([inputs] if isinstance(inputs, torch.Tensor) else inputs), target], target
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse a module that needs Lightning's own loop.
+
+    Raises
+    ------
+    UsageError
+        It does.
+    """
+    if not getattr(module, "automatic_optimization", True):
+        raise UsageError("Modules with manual optimization cannot be fused.", hint="Train them with Lightning.")
+    for kind in type(module).__mro__:
+        if kind.__module__.partition(".")[0] in {"lightning", "pytorch_lightning", "torch"}:
+            break
+        if found := [name for name in HOOKS if name in vars(kind)]:
+            raise UsageError(
+                f"{kind.__name__} has the hook {found[0]}, which would not be called.", hint="Remove it, or use a pool."
+            )
+
+
+def read_optimizers(module: Any) -> dict[str, Any]:
+    """Return the configuration that ``configure_optimizers`` describes.
+
+    Raises
+    ------
+    UsageError
+        It is not one optimiser that trains together, with schedules whose arguments can be read.
+    """
+    optimizers, schedules = _parts(module.configure_optimizers())
+    if len(optimizers) != 1:
+        raise UsageError(f"configure_optimizers gives {len(optimizers)} optimisers.", hint="One can be fused.")
+    (made,) = optimizers
+    name = next((name for name, (kind, _) in OPTIMIZERS.items() if type(made) is kind), None)
+    if name is None:
+        raise UsageError(f"{type(made).__name__} cannot be fused.", hint=f"Known: {', '.join(OPTIMIZERS)}.")
+    keys = OPTIMIZERS[name][1]
+    names = {id(parameter): f"module.{name}" for name, parameter in module.named_parameters()}
+    groups = []
+    for group in made.param_groups:
+        if flags := [flag for flag in FLAGS if group.get(flag)]:
+            raise UsageError(f"{flags[0]} of {type(made).__name__} cannot be fused.", hint="Leave it out.")
+        values = {key: group.get("initial_lr", group[key]) if key == "lr" else group[key] for key in keys}
+        groups.append({"parameters": [names[id(own)] for own in group["params"]], **values})
+    trained = {id(own) for own in module.parameters() if own.requires_grad}
+    if trained - {id(own) for group in made.param_groups for own in group["params"]}:
+        raise UsageError("Some parameters have no optimiser.", hint="Set requires_grad = False for them.")
+    configuration: dict[str, Any] = {"optimizer": name}
+    if len(groups) == 1:
+        configuration |= {key: value for key, value in groups[0].items() if key != "parameters"}
+    else:
+        configuration["groups"] = groups
+    if schedules:
+        configuration["schedule"] = [_read_schedule(each) for each in schedules]
+    return configuration
+
+
+def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
+    """Return the optimisers and the schedules."""
+    if isinstance(returned, Mapping):
+        schedule = returned.get("lr_scheduler")
+        return [returned["optimizer"]], [] if schedule is None else [schedule]
+    if (
+        isinstance(returned, Sequence)
+        and len(returned) == 2
+        and all(isinstance(part, list | tuple) for part in returned)
+    ):
+        return list(returned[0]), list(returned[1])
+    return list(returned) if isinstance(returned, Sequence) else [returned], []
+
+
+def _read_schedule(entry: Any) -> dict[str, Any]:
+    settings = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+    schedule = settings["scheduler"]
+    if type(schedule) not in SCHEDULES or settings.get("frequency", 1) != 1:
+        known = ", ".join(kind.__name__ for kind in SCHEDULES)
+        raise UsageError(f"The schedule {type(schedule).__name__} cannot be read.", hint=f"Known: {known}.")
+    name, keys = SCHEDULES[type(schedule)]
+    values = {key: getattr(schedule, key) for key in keys}
+    if "milestones" in values:
+        values["milestones"] = sorted(values["milestones"].elements())
+    return {"name": name, "per": settings.get("interval", "epoch"), **values}

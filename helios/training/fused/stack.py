@@ -1,0 +1,880 @@
+"""Models that are trained as a stack or one after another.
+
+A stack keeps the parameters of each model in one row of an array. Both forms hold the same members, take the same
+batches and give the same checkpoints, so that a run can go from one to the other.
+
+An optimiser updates all models of a stack at once. ``torch.optim`` refuses a tensor of learning rates. The formulas and
+their order are those of PyTorch's own single-tensor implementations. All parameters of a model lie in one row, so that
+a step takes few operators.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from helios.errors import HeliosError
+from helios.training.fused.configurations import Member, mix_seeds
+from helios.training.fused.ways import Functional, Loss, Recording, Step, autocast, mean_loss, own_copy, trace
+
+BLOCK = {"cpu": 2**20}
+BLOCK_ELSEWHERE = 2**26
+"""Elements that are updated at once, by device: temporary arrays stay small, and on the CPU in its cache."""
+
+Values = dict[str, torch.Tensor]
+"""Hyperparameters, one column of a value per model; what is zero for all of them is left out."""
+
+STATE = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adadelta": ("square_avg", "acc_delta"),
+}
+"""Arrays that an optimiser keeps, by the names that they have in PyTorch's checkpoints."""
+
+
+def _sgd(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
+    if "weight_decay" in values:
+        gradients.addcmul_(parameters, values["weight_decay"])
+    update = gradients
+    if "momentum" in values:
+        buffer = state["momentum_buffer"].mul_(values["momentum"])
+        if "keep" in values:
+            buffer.addcmul_(gradients, values["keep"])
+        else:
+            buffer.add_(gradients)
+        update = buffer
+        if "from_buffer" in values:
+            update = gradients.mul_(values["from_gradient"]).addcmul_(buffer, values["from_buffer"])
+    parameters.addcmul_(update, values["minus_lr"])
+
+
+def _adam(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
+    if "weight_decay" in values:
+        gradients.addcmul_(parameters, values["weight_decay"])
+    if "shrink" in values:
+        parameters.mul_(values["shrink"])
+    mean, square = state["exp_avg"], state["exp_avg_sq"]
+    mean.lerp_(gradients, values["new_mean"])
+    square.mul_(values["beta2"]).addcmul_(gradients.square_(), values["new_square"])
+    update = torch.sqrt(square).div_(values["root_correction2"]).add_(values["eps"])
+    torch.div(mean, update, out=update)
+    parameters.addcmul_(update, values["minus_step_size"])
+
+
+def _adadelta(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
+    if "weight_decay" in values:
+        gradients.addcmul_(parameters, values["weight_decay"])
+    square, accumulated = state["square_avg"], state["acc_delta"]
+    square.mul_(values["rho"]).addcmul_(gradients.square(), values["new"])
+    deviation = square.add(values["eps"]).sqrt_()
+    delta = accumulated.add(values["eps"]).sqrt_().div_(deviation).mul_(gradients)
+    accumulated.mul_(values["rho"]).addcmul_(delta.square(), values["new"])
+    parameters.addcmul_(delta, values["minus_lr"])
+
+
+UPDATES: Mapping[str, Callable[[torch.Tensor, torch.Tensor, Values, Values], None]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adam,
+    "adadelta": _adadelta,
+}
+
+
+class StackedOptimizer:
+    """State and update of an optimiser for a stack.
+
+    Parameters
+    ----------
+    name : str
+        One of ``STATE``.
+    sizes : sequence of int
+        Elements of each parameter of one model, in the order of a row.
+    unused : collection of int
+        Parameters that the loss does not depend on: PyTorch's optimisers leave them alone.
+    """
+
+    def __init__(self, name: str, sizes: Sequence[int], unused: Collection[int], device: torch.device) -> None:
+        self.name = name
+        self.unused = frozenset(unused)
+        self.offsets = [0]
+        for size in sizes:
+            self.offsets.append(self.offsets[-1] + size)
+        self.state: Values = {}
+        self.updates = torch.zeros(0, 1, dtype=torch.float64, device=device)
+        self._blocks: list[tuple[slice, Values]] = []
+
+    def refresh(self, members: Sequence[Member], like: torch.Tensor) -> None:
+        """Read the hyperparameters in force from each member's own optimiser."""
+        count = len(self.offsets) - 1
+        # A span ends where some model's group does, and at a parameter that is left alone.
+        ends = {at for member in members for at in range(1, count) if member.groups[at] != member.groups[at - 1]}
+        ends |= {edge for at in self.unused for edge in (at, at + 1)} | {0, count}
+        width = max(1, BLOCK.get(like.device.type, BLOCK_ELSEWHERE) // max(1, len(members)))
+        self._blocks = []
+        for first, last in pairwise(sorted(ends)):
+            if first in self.unused:
+                continue
+            values = self._values([member.group_of(first) for member in members], like)
+            start, end = self.offsets[first], self.offsets[last]
+            self._blocks += [(slice(at, min(at + width, end)), values) for at in range(start, end, width)]
+        if self.name != "sgd" or any("momentum" in values for _, values in self._blocks):
+            for name in STATE[self.name]:
+                if name not in self.state:
+                    self.state[name] = torch.zeros_like(like)
+
+    def step(self, parameters: torch.Tensor, gradients: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+        """Update every model, or those in ``rows``. The gradients are used up."""
+        if rows is not None:
+            part = {name: array[rows] for name, array in self.state.items()}
+            chosen, updates = parameters[rows], self.updates[rows] + 1
+            self._step(chosen, gradients[rows], part, updates, rows)
+            parameters[rows], self.updates[rows] = chosen, updates
+            for name, array in part.items():
+                self.state[name][rows] = array
+            return
+        self.updates += 1
+        self._step(parameters, gradients, self.state, self.updates, None)
+
+    def _step(
+        self,
+        parameters: torch.Tensor,
+        gradients: torch.Tensor,
+        state: Values,
+        updates: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> None:
+        update = UPDATES[self.name]
+        previous: Values | None = None
+        for columns, every in self._blocks:
+            if every is not previous:
+                previous = every
+                values = every if rows is None else {name: value[rows] for name, value in every.items()}
+                values = self._step_values(values, updates, parameters.dtype)
+            update(
+                parameters[:, columns],
+                gradients[:, columns],
+                {name: array[:, columns] for name, array in state.items()},
+                values,
+            )
+
+    def _values(self, groups: Sequence[Mapping[str, Any]], like: torch.Tensor) -> Values:
+        """Return one column per hyperparameter.
+
+        It is float64 where it takes part in a bias correction.
+        """
+
+        def column(numbers: list[float]) -> torch.Tensor:
+            return torch.tensor(numbers, dtype=torch.float64, device=like.device).unsqueeze(1)
+
+        values: dict[str, torch.Tensor] = {}
+        decays = [group["weight_decay"] for group in groups]
+        if any(decays):
+            if self.name == "adamw":
+                values["shrink"] = column([1 - group["lr"] * group["weight_decay"] for group in groups])
+            else:
+                values["weight_decay"] = column(decays)
+        if self.name in {"adam", "adamw"}:
+            first, second = ([group["betas"][which] for group in groups] for which in (0, 1))
+            values |= {"beta2": column(second), "new_mean": column([1 - beta for beta in first])}
+            values |= {"new_square": column([1 - beta for beta in second])}
+            values |= {"eps": column([group["eps"] for group in groups])}
+            values = {name: value.to(like.dtype) for name, value in values.items()}
+            return values | {
+                "lr": column([group["lr"] for group in groups]),
+                "beta1_exact": column(first),
+                "beta2_exact": column(second),
+            }
+        values["minus_lr"] = column([-group["lr"] for group in groups])
+        if self.name == "adadelta":
+            values |= {"rho": column([group["rho"] for group in groups])}
+            values |= {"new": column([1 - group["rho"] for group in groups])}
+            values |= {"eps": column([group["eps"] for group in groups])}
+        elif any(group["momentum"] for group in groups):
+            values["momentum"] = column([group["momentum"] for group in groups])
+            keeps = [1 - group["dampening"] if group["momentum"] else 1.0 for group in groups]
+            if any(keep != 1 for keep in keeps):
+                values["keep"] = column(keeps)
+            if any(group["nesterov"] for group in groups):
+                values["from_gradient"] = column([float(group["nesterov"]) for group in groups])
+                values["from_buffer"] = column([group["momentum"] if group["nesterov"] else 1.0 for group in groups])
+        return {name: value.to(like.dtype) for name, value in values.items()}
+
+    def _step_values(self, values: Values, updates: torch.Tensor, dtype: torch.dtype) -> Values:
+        """Return the values for the current step of each model."""
+        if self.name in {"adam", "adamw"}:
+            step_size = values["lr"] / (values["beta1_exact"].pow(updates) - 1)
+            root = (1 - values["beta2_exact"].pow(updates)).sqrt_()
+            return values | {"minus_step_size": step_size.to(dtype), "root_correction2": root.to(dtype)}
+        if "keep" in values:  # PyTorch does not dampen the first update
+            return values | {"keep": torch.where(updates == 1, torch.ones_like(values["keep"]), values["keep"])}
+        return values
+
+    def resize(self, resized: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a change of rows to each array."""
+        self.state = {name: resized(array) for name, array in self.state.items()}
+        self.updates = resized(self.updates)
+
+    def clear_row(self, row: int) -> None:
+        """Forget one model's past."""
+        self.updates[row] = 0
+        for array in self.state.values():
+            array[row] = 0
+
+    def row_state(self, row: int, member: Member, shapes: Sequence[torch.Size]) -> dict[str, Any]:
+        """Return one model's state in the form of PyTorch's own optimiser."""
+        stored = dict(member.optimizer.state_dict())
+        updates = self.updates[row].item()
+        stored["state"] = {}
+        for index, at in enumerate(member.packed_order() if updates else ()):
+            if at in self.unused:
+                continue
+            columns = slice(self.offsets[at], self.offsets[at + 1])
+            entry = {name: array[row, columns].reshape(shapes[at]).clone() for name, array in self.state.items()}
+            if self.name != "sgd":
+                entry["step"] = torch.tensor(float(updates))
+            elif not member.group_of(at)["momentum"]:
+                continue
+            stored["state"][index] = entry
+        return stored
+
+    def load_row_state(self, row: int, member: Member, stored: Mapping[str, Any]) -> None:
+        """Take over one model's state from that of PyTorch's own optimiser."""
+        member.optimizer.load_state_dict({"state": {}, "param_groups": stored["param_groups"]})
+        order = member.packed_order()
+        for index, entry in stored["state"].items():
+            at = order[index]
+            self.updates[row] = float(entry.get("step", 1.0))
+            for name, array in self.state.items():
+                if entry.get(name) is not None:
+                    array[row, self.offsets[at] : self.offsets[at + 1]] = entry[name].reshape(-1).to(array)
+
+
+GROW_AFTER = 2_000
+"""Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
+EVALUATED_AT_ONCE = 1_024
+"""Samples of validation data in one batch."""
+
+RECORDED = ("graph", "streams")
+"""Ways that are CUDA graphs."""
+
+Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+"""Rows that are computed together, and their parameters, buffers and gradients."""
+
+Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
+"""The inputs of a model's ``forward``, and the target; of a stack, with the models as first dimension."""
+
+
+class OutOfMemory(HeliosError):
+    """Not even one model fits in the memory of the device."""
+
+
+def named_trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that an optimiser is given."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def named_untrained(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return all other tensors of a model."""
+    frozen = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return [*frozen, *model.named_buffers()]
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Seed the random numbers of one device, faster than ``torch.manual_seed``."""
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _update_scale(member: Member, failure: str | None) -> None:
+    """Adapt each model's gradient scale to overflows."""
+    member.steps_without_overflow = 0 if failure else member.steps_without_overflow + 1
+    if failure:
+        member.scale *= 0.5
+    elif member.steps_without_overflow == GROW_AFTER:
+        member.scale, member.steps_without_overflow = member.scale * 2, 0
+
+
+class Separate:
+    """Models that PyTorch trains one after another.
+
+    Used where models cannot be fused, and where fusing is slower.
+    """
+
+    way = "serial"
+
+    def __init__(self, loss: Loss, *, device: torch.device, precision: torch.dtype | None, is_random: bool) -> None:
+        self.members: list[Member] = []
+        self.models: list[nn.Module] = []
+        self.loss = loss
+        self.device = device
+        self.precision = precision
+        self.is_random = is_random
+
+    def parameters_of(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Return the parameters of a member's optimiser."""
+        return list(named_trained(model))
+
+    def add(self, member: Member, model: nn.Module, optimizer_state: Mapping[str, Any] | None) -> int:
+        """Take a model in, and return its row."""
+        if optimizer_state is not None:
+            member.optimizer.load_state_dict(copy.deepcopy(dict(optimizer_state)))
+        self.members.append(member)
+        self.models.append(model)
+        return len(self.members) - 1
+
+    def compact(self) -> None:
+        """Drop the models that have left."""
+        self.models = [model for model, member in zip(self.models, self.members, strict=True) if member.alive]
+        self.members = [member for member in self.members if member.alive]
+
+    def refresh(self) -> None:
+        """Do nothing, because each optimiser has its own values."""
+
+    def step(
+        self,
+        inputs: Sequence[torch.Tensor],
+        target: torch.Tensor,
+        samples: Sequence[torch.Tensor],
+        batch_size: int,
+        handle_failure: Callable[[Member, str], None],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take each model's steps, and return last and summed losses.
+
+        ``samples`` are those of each model, of one or more batches.
+        """
+        losses, sums = [], []
+        for member, model, own in zip(self.members, self.models, samples, strict=True):
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
+            for count, batch in enumerate(own.split(batch_size)):
+                if count:
+                    member.advance_schedules("step")
+                loss, failure = self.take_step(member, model, [tensor[batch] for tensor in inputs], target[batch])
+                member.step += 1
+                total += loss
+                if failure:
+                    handle_failure(member, failure)
+                if not member.alive:
+                    break
+            losses.append(loss)
+            sums.append(total)
+        return torch.stack(losses), torch.stack(sums)
+
+    def take_step(
+        self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
+    ) -> tuple[torch.Tensor, str | None]:
+        """Take one step of one model.
+
+        Returns its loss, and the name of a value that is not finite.
+        """
+        if self.is_random:
+            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
+        member.optimizer.zero_grad()
+        with autocast(self.device, self.precision):
+            loss = mean_loss(self.loss, model(*inputs), target)
+        scaled = self.precision is torch.float16
+        (loss * member.scale if scaled else loss).backward()
+        gradients = [own.grad for own in member.parameters if own.grad is not None]
+        if scaled:
+            for gradient in gradients:
+                gradient.div_(member.scale)
+        failure = self._failure(loss, gradients)
+        if not failure:
+            if member.configuration.clip_norm < math.inf:
+                nn.utils.clip_grad_norm_(member.parameters, member.configuration.clip_norm)
+            member.optimizer.step()
+        if scaled:
+            _update_scale(member, failure)
+        return loss.detach(), failure
+
+    @staticmethod
+    def _failure(loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> str | None:
+        if not math.isfinite(loss.item()):
+            return "loss"
+        total = torch.stack([gradient.sum() for gradient in gradients]).sum() if gradients else loss
+        if math.isfinite(total.item()):
+            return None
+        return None if all(gradient.isfinite().all() for gradient in gradients) else "gradient"
+
+    def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        """Return each model's mean loss over all samples given."""
+        losses = []
+        for model in self.models:
+            model.eval()
+
+            def of_part(part: slice, model: nn.Module = model) -> Any:
+                return mean_loss(self.loss, model(*(tensor[part] for tensor in inputs)), target[part])
+
+            with torch.no_grad(), autocast(self.device, self.precision):
+                losses.append(_mean_over_batches(target.shape[0], of_part))
+            model.train()
+        return torch.stack(losses)
+
+    def checkpoint(self, row: int) -> dict[str, Any]:
+        """Return a model's and its optimiser's ordinary ``state_dict``."""
+        return copy.deepcopy(
+            {"model": self.models[row].state_dict(), "optimizer": self.members[row].optimizer.state_dict()}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all arrays."""
+        return {"rows": [self.checkpoint(row) for row in range(len(self.members))]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take all arrays over."""
+        for row, stored in enumerate(state["rows"]):
+            self.models[row].load_state_dict(stored["model"])
+            self.members[row].optimizer.load_state_dict(stored["optimizer"])
+
+
+class Stack:
+    """Models that are trained in one stack.
+
+    Parameters
+    ----------
+    template : nn.Module
+        A model, for its structure. It is not trained.
+    unused : set of str
+        Parameters that the loss does not depend on.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        loss: Loss,
+        optimizer: str,
+        *,
+        device: torch.device,
+        precision: torch.dtype | None,
+        is_random: bool,
+        unused: set[str],
+    ) -> None:
+        self.way = "vmap"
+        self.members: list[Member] = []
+        self.template = template
+        self.device = device
+        self.precision = precision
+        self.is_random = is_random
+        self.names = [name for name, _ in named_trained(template)]
+        self.shapes = [parameter.shape for _, parameter in named_trained(template)]
+        self.functional = Functional(template, loss, self.names, [n for n, _ in named_untrained(template)], precision)
+        skipped = [at for at, name in enumerate(self.names) if name in unused]
+        self.optimizer = StackedOptimizer(optimizer, [shape.numel() for shape in self.shapes], skipped, device)
+        dtype = named_trained(template)[0][1].dtype
+        self.parameters = torch.zeros(0, self.optimizer.offsets[-1], dtype=dtype, device=device)
+        self.gradients = torch.zeros_like(self.parameters)
+        self.buffers = {name: tensor.new_zeros(0, *tensor.shape) for name, tensor in named_untrained(template)}
+        self.at_once = 0
+        """Models whose gradients are computed together, 0 for all. Less after the memory was too small."""
+        self._keys = _state_keys(template)
+        self._traced: dict[Any, Step] = {}
+        self._parked: set[int] = set()
+        self._chunks: dict[int, list[Chunk]] = {}
+        self._recordings: dict[Any, Recording] = {}
+        self._clip: torch.Tensor | None = None
+
+    def parameters_of(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Return placeholders for a member's optimiser."""
+        return [(name, torch.zeros(0, requires_grad=True)) for name, _ in named_trained(model)]
+
+    # Rows
+
+    def reserve(self, count: int, stand_in: Member) -> None:
+        """Reserve space for models.
+
+        Growing one by one would need the memory twice.
+        """
+        stand_in.alive = False
+        self._resize([], count)
+        self.members = [stand_in] * count
+
+    def add(self, member: Member, model: nn.Module, optimizer_state: Mapping[str, Any] | None) -> int:
+        """Add a model, and return its row."""
+        free = [row for row, other in enumerate(self.members) if not other.alive]
+        if free:
+            row = free[0]
+            self.members[row] = member
+            self._parked.discard(row)
+        else:
+            row = len(self.members)
+            self._resize(list(range(row)), 1)
+            self.members.append(member)
+        with torch.no_grad():
+            for at, (_, parameter) in enumerate(named_trained(model)):
+                self.parameters[row, self.optimizer.offsets[at] : self.optimizer.offsets[at + 1]] = parameter.reshape(
+                    -1
+                )
+            for name, tensor in named_untrained(model):
+                self.buffers[name][row] = tensor
+        self.optimizer.clear_row(row)
+        self.refresh()
+        if optimizer_state is not None:
+            self.optimizer.load_row_state(row, member, optimizer_state)
+            self.refresh()
+        return row
+
+    def compact(self) -> None:
+        """Shrink the arrays after models have left.
+
+        It waits until a quarter has left, except with ``vmap``. Until then those rows run on unheeded: every other
+        number of models must be traced anew.
+        """
+        alive = [row for row, member in enumerate(self.members) if member.alive]
+        gone = len(self.members) - len(alive)
+        if gone and (self.way == "vmap" or gone * 4 >= len(self.members)):
+            self._resize(alive, 0)
+            self.members = [self.members[row] for row in alive]
+            if self.members:
+                self.refresh()
+        else:
+            # Copies of a model in training: what has left may hold what is not finite.
+            for row, member in enumerate(self.members):
+                if not member.alive and row not in self._parked:
+                    self._parked.add(row)
+                    for group in member.optimizer.param_groups:
+                        group["lr"] = 0.0  # else it diverges again
+                    self.parameters[row] = self.parameters[alive[0]]
+                    for buffer in self.buffers.values():
+                        buffer[row] = buffer[alive[0]]
+                    self.optimizer.clear_row(row)
+                    self.refresh()
+
+    def _resize(self, rows: Sequence[int], added: int) -> None:
+        kept = torch.tensor(rows, dtype=torch.int64, device=self.device)
+
+        def resized(array: torch.Tensor) -> torch.Tensor:
+            return torch.cat([array[kept], array.new_zeros(added, *array.shape[1:])])
+
+        self.optimizer.resize(resized)
+        self.gradients = torch.zeros(0, device=self.device)  # freed before the larger ones are made
+        self.parameters = resized(self.parameters)
+        self.gradients = torch.zeros_like(self.parameters)
+        self.buffers = {name: resized(buffer) for name, buffer in self.buffers.items()}
+        self.forget()
+        self._parked = set()
+
+    def refresh(self) -> None:
+        """Read the hyperparameters in force from the members' own optimisers."""
+        self.optimizer.refresh(self.members, self.parameters)
+        norms = [member.configuration.clip_norm for member in self.members]
+        if min(norms) < math.inf:
+            self._clip = torch.tensor(norms, dtype=self.parameters.dtype, device=self.device)
+        else:
+            self._clip = None
+
+    # Steps
+
+    @property
+    def _side_by_side(self) -> bool:
+        """Whether models run as parallel operators on a GPU."""
+        return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
+
+    def step(
+        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int
+    ) -> tuple[torch.Tensor, dict[int, str]]:
+        """Take a step of each model, and return losses and failures."""
+        losses = self.compute_gradients(inputs, target, seed)
+        scaled = self.precision is torch.float16
+        if scaled:
+            self.gradients.div_(self._scales().to(self.gradients.dtype).unsqueeze(1))
+        failed = self._failures(losses)
+        if self._clip is not None:
+            norms = torch.linalg.vector_norm(self.gradients, 2, dim=1)
+            factors = (self._clip / (norms + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            self.gradients.mul_(factors.unsqueeze(1))
+        if failed:
+            rows = torch.tensor([row for row in range(len(self.members)) if row not in failed], dtype=torch.int64)
+            if len(rows):
+                self.optimizer.step(self.parameters, self.gradients, rows.to(self.device))
+        else:
+            self.optimizer.step(self.parameters, self.gradients)
+        if scaled:
+            for row, member in enumerate(self.members):
+                _update_scale(member, failed.get(row))
+        return losses, failed
+
+    def _failures(self, losses: torch.Tensor) -> dict[int, str]:
+        # Finite sums prove that all is finite, at the cost of one look at the gradients.
+        if math.isfinite((self.gradients.sum() + losses.sum()).item()):
+            return {}
+        failed = dict.fromkeys((~self.gradients.isfinite().all(1)).nonzero().flatten().tolist(), "gradient")
+        return failed | dict.fromkeys((~losses.isfinite()).nonzero().flatten().tolist(), "loss")
+
+    def _scales(self) -> torch.Tensor:
+        return torch.tensor([member.scale for member in self.members], device=self.device)
+
+    def compute_gradients(self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int) -> torch.Tensor:
+        """Fill the gradients and return the losses.
+
+        If the memory is too small, half as many models are computed together from then on. Nothing of the step is
+        lost: parameters change later, and running statistics are put back.
+
+        Raises
+        ------
+        OutOfMemory
+            One model alone is too large.
+        """
+        while True:
+            try:
+                with self._restore_buffers_on_error():
+                    return self._compute(inputs, target, seed)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one, under two names since PyTorch 2.4
+                text = str(error).lower()
+                if "out of memory" not in text and "can't allocate memory" not in text:
+                    raise
+                together = self.at_once or len(self.members)
+                if self._side_by_side:  # which holds what each model computes at the same time
+                    self.way = "graph"
+                elif together == 1:
+                    raise OutOfMemory(
+                        "One model does not fit in the memory of the device.", hint="Make the batch smaller."
+                    ) from error
+                else:
+                    self.at_once = math.ceil(together / 2)
+            self.forget()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def forget(self) -> None:
+        """Drop compiled code for other arrays."""
+        self._chunks = {}
+        self._recordings = {}
+
+    def _compute(self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int) -> torch.Tensor:
+        if self.is_random:
+            seed_device(self.device, seed)
+        scales = [self._scales()] if self.precision is torch.float16 else []
+        if self.way in RECORDED or self._side_by_side:
+            return self._recording_for(inputs, target, scales).replay([*inputs, target, *scales])
+        losses = [call() for call in self._calls(inputs, target, scales)]
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
+
+    def _calls(
+        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
+    ) -> list[Callable[[], torch.Tensor]]:
+        """Return what computes the gradients of each chunk, and returns its losses."""
+        calls: list[Callable[[], torch.Tensor]] = []
+        for rows, parameters, buffers, gradients in self._current_chunks():
+            arguments = (
+                parameters, buffers, gradients, [scale[rows] for scale in scales],
+                [tensor[rows] for tensor in inputs], target[rows],
+            )  # fmt: skip
+            calls.append(partial(self._step_for(arguments), *arguments))
+        return calls
+
+    def _recording_for(
+        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
+    ) -> Recording:
+        key = (self.way, *((tensor.shape, tensor.stride()[0]) for tensor in (*inputs, target)))
+        if key not in self._recordings:
+            batch = [own_copy(tensor) for tensor in (*inputs, target, *scales)]
+            count = len(inputs)
+            with self._preserve_state():
+                calls = self._calls(batch[:count], batch[count], batch[count + 1 :])
+                self._recordings[key] = Recording(calls, batch, self.device, side_by_side=self._side_by_side)
+        return self._recordings[key]
+
+    def _step_for(self, arguments: tuple[Any, ...]) -> Step:
+        if self.way == "vmap":
+            return self.functional.step
+        parameters, _, _, _, inputs, target = arguments
+        compiled = self.way == "compiled"
+        # Strides too: a batch that all models share has other operators.
+        strides = (target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
+        key = (compiled, parameters[0].shape[0], *strides)
+        if key not in self._traced:
+            with self._preserve_state():
+                self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced, compiled=compiled)
+        return self._traced[key]
+
+    def _current_chunks(self) -> list[Chunk]:
+        rows = len(self.members)
+        together = 1 if self._side_by_side else min(self.at_once or rows, rows)
+        if together not in self._chunks:
+            self._chunks[together] = self._make_chunks(together)
+        return self._chunks[together]
+
+    def _make_chunks(self, together: int) -> list[Chunk]:
+        rows, offsets = len(self.members), self.optimizer.offsets
+        buffers = list(self.buffers.values())
+
+        def views(array: torch.Tensor, part: slice) -> list[torch.Tensor]:
+            return [array[part, offsets[at] : offsets[at + 1]].view(-1, *shape) for at, shape in enumerate(self.shapes)]
+
+        parts = [slice(start, min(start + together, rows)) for start in range(0, rows, together)]
+        return [
+            (part, views(self.parameters, part), [buffer[part] for buffer in buffers], views(self.gradients, part))
+            for part in parts
+        ]
+
+    @contextmanager
+    def _restore_buffers_on_error(self) -> Iterator[None]:
+        """Restore buffers if a step fails midway."""
+        # What is recorded has its memory already.
+        kept = [] if self._recordings else [(buffer, buffer.clone()) for buffer in self.buffers.values()]
+        try:
+            yield
+        except BaseException:
+            for buffer, before in kept:
+                buffer.copy_(before)
+            raise
+
+    @contextmanager
+    def _preserve_state(self) -> Iterator[None]:
+        """Restore buffers and random state after a ``with`` block."""
+        kept = [(buffer, buffer.clone()) for buffer in self.buffers.values()]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            try:
+                yield
+            finally:
+                for buffer, before in kept:
+                    buffer.copy_(before)
+
+    @contextmanager
+    def steps_without_effect(self) -> Iterator[None]:
+        """Have steps change nothing, to measure them before the first one."""
+        groups = [group for member in self.members for group in member.optimizer.param_groups]
+        rates, scales = [group["lr"] for group in groups], [member.scale for member in self.members]
+        with self._preserve_state():
+            for group in groups:
+                group["lr"] = 0.0
+            self.refresh()
+            try:
+                yield
+            finally:
+                for group, rate in zip(groups, rates, strict=True):
+                    group["lr"] = rate
+                for row, (member, scale) in enumerate(zip(self.members, scales, strict=True)):
+                    member.scale, member.steps_without_overflow = scale, 0
+                    self.optimizer.clear_row(row)
+                self.refresh()
+
+    def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        """Return each model's mean loss over all samples given."""
+        self.template.eval()
+        losses = []
+        try:
+            for rows, parameters, buffers, _ in self._current_chunks():
+                count = rows.stop - rows.start
+
+                def of_part(
+                    part: slice, parameters: Any = parameters, buffers: Any = buffers, count: int = count
+                ) -> Any:
+                    shared = [tensor[part].expand(count, *tensor[part].shape) for tensor in (*inputs, target)]
+                    return self.functional.losses(parameters, buffers, shared[:-1], shared[-1])
+
+                with torch.no_grad():
+                    losses.append(_mean_over_batches(target.shape[0], of_part))
+        finally:
+            self.template.train()
+        return torch.cat(losses)
+
+    # Checkpoints
+
+    def checkpoint(self, row: int) -> dict[str, Any]:
+        """Return a model's and its optimiser's ordinary ``state_dict``."""
+        place = {name: at for at, name in enumerate(self.names)}
+        offsets = self.optimizer.offsets
+        model = {}
+        for key, name in self._keys.items():
+            if name in place:
+                at = place[name]
+                model[key] = self.parameters[row, offsets[at] : offsets[at + 1]].reshape(self.shapes[at]).clone()
+            else:
+                model[key] = self.buffers[name][row].clone()
+        return {"model": model, "optimizer": self.optimizer.row_state(row, self.members[row], self.shapes)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all arrays."""
+        return {
+            "parameters": self.parameters.clone(),
+            "buffers": {name: buffer.clone() for name, buffer in self.buffers.items()},
+            "optimizer": {name: array.clone() for name, array in self.optimizer.state.items()},
+            "updates": self.optimizer.updates.clone(),
+            "param_groups": [member.optimizer.state_dict()["param_groups"] for member in self.members],
+            "at_once": self.at_once,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take all arrays over."""
+        for member, groups in zip(self.members, state["param_groups"], strict=True):
+            member.optimizer.load_state_dict({"state": {}, "param_groups": groups})
+        self.parameters.copy_(state["parameters"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(state["buffers"][name])
+        self.optimizer.state = {name: array.to(self.device) for name, array in state["optimizer"].items()}
+        self.optimizer.updates.copy_(state["updates"])
+        self.at_once = state["at_once"]
+        self.forget()
+        self.refresh()
+
+
+def _mean_over_batches(n_samples: int, loss_of: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+    """Return the mean loss over batches."""
+    total: Any = 0.0
+    for start in range(0, n_samples, EVALUATED_AT_ONCE):
+        part = slice(start, min(start + EVALUATED_AT_ONCE, n_samples))
+        total = total + loss_of(part) * (part.stop - part.start)
+    mean: torch.Tensor = total / n_samples
+    return mean
+
+
+def _state_keys(model: nn.Module) -> dict[str, str]:
+    """Return each key of a ``state_dict`` with the name of its tensor.
+
+    A tensor that modules share has several keys.
+    """
+    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    return {
+        key: names[id(tensor)]
+        for key, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def difference(template: nn.Module, model: nn.Module) -> str | None:
+    """Return how a model's structure differs, or None."""
+    expected, actual = dict(template.named_modules()), dict(model.named_modules())
+    for name in dict.fromkeys([*expected, *actual]):
+        if name not in expected or name not in actual or type(expected[name]) is not type(actual[name]):
+            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (actual, expected)]
+            return f"module {name!r} is {kinds[0]}, not {kinds[1]}"
+    for kind in (named_trained, named_untrained):
+        old, new = dict(kind(template)), dict(kind(model))
+        for name in dict.fromkeys([*old, *new]):
+            forms = [
+                (tuple(tensors[name].shape), tensors[name].dtype) if name in tensors else "nothing"
+                for tensors in (new, old)
+            ]
+            if forms[0] != forms[1]:
+                return f"tensor {name!r} is {forms[0]}, not {forms[1]}"
+    for name, module in expected.items():
+        for key, value in vars(module).items():
+            other = vars(actual[name]).get(key)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+                differs = not torch.equal(value, other)
+            else:
+                differs = is_plain(value) and is_plain(other) and value != other
+            if differs:
+                return f"attribute {key!r} of module {name!r} is {other!r}, not {value!r}"
+    return None
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value consists of numbers and texts alone."""
+    if isinstance(value, Mapping):
+        return all(is_plain(each) for pair in value.items() for each in pair)
+    if isinstance(value, tuple | list):
+        return all(is_plain(each) for each in value)
+    return value is None or isinstance(value, int | float | str)

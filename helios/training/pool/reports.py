@@ -1,0 +1,505 @@
+"""Reports of programs and requests to them, through files.
+
+A task is not trusted: it may write garbage, gigabytes, or a link to somebody's secrets. So files are read in bounded
+steps, and only plain files of the pool's own account that are no links.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from helios.private_files import write_private
+
+STEP = 1 << 18
+"""Bytes that one call reads of a file."""
+MOST_LINES, MOST_LAST_LINES = 1_000, 10_000
+"""Lines that one call and the last call look at, some 20 us each."""
+FARTHEST_BEHIND = 16 << 20
+"""Bytes that a file may be ahead of its reader, above which all but the last ``STEP`` are passed over."""
+LONGEST_LINE = 1 << 16
+MOST_METRICS = 64
+"""Metrics of one report; the others are dropped."""
+LONGEST_NAME, LONGEST_MESSAGE = 100, 1_000
+LARGEST_STEP = 2**53
+"""Steps above it are not whole in JSON of other languages."""
+OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused")
+"""Keys of a report that are no metrics."""
+
+
+class TaskRequest(StrEnum):
+    """Requests to a running program."""
+
+    PAUSE = "pause"
+    """Save a checkpoint and exit with code 0, to be started again later."""
+    CHECKPOINT = "checkpoint"
+    """Save a checkpoint and go on."""
+    STOP = "stop"
+    """Exit; nobody will start it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A line of a report file, or the scalars of an event.
+
+    Attributes
+    ----------
+    step : int, optional
+        From 0.
+    progress : float, optional
+        Share that is done, 0 to 1.
+    metrics : mapping
+        Finite values by name.
+    not_finite : tuple of str
+        Names of metrics that were NaN or infinite.
+    checkpoint : str, optional
+        What the program calls the checkpoint that it has completed.
+    message : str, optional
+        One line for a person, without control characters.
+    answer : TaskRequest, optional
+        Request that the program has seen; one that saw a pause and exits with code 0 is paused and not finished.
+    time_s : float, optional
+        When the program wrote it, s since the epoch.
+    fused : mapping
+        What a process that trains several trials tells of this one, see :mod:`helios.training.pool.fusing`.
+    """
+
+    step: int | None = None
+    progress: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    checkpoint: str | None = None
+    message: str | None = None
+    answer: TaskRequest | None = None
+    time_s: float | None = None
+    fused: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_report(line: bytes) -> Report | None:
+    """Parse a line as a report, or return None.
+
+    A line is a JSON object. Its numbers are metrics, but for those named in ``OWN_KEYS``; anything else is ignored.
+    """
+    try:
+        values = json.loads(line) if line.lstrip().startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    metrics: dict[str, float] = {}
+    not_finite: list[str] = []
+    for name, value in values.items():
+        number = _number(value)
+        if number is None or name in OWN_KEYS or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+            continue
+        if len(metrics) + len(not_finite) == MOST_METRICS:
+            break
+        if math.isfinite(number):
+            metrics[name] = number
+        else:
+            not_finite.append(name)
+    step, progress, time_s = (_number(values.get(name)) for name in ("step", "progress", "time_s"))
+    report = Report(
+        step=int(step) if step is not None and 0 <= step <= LARGEST_STEP else None,
+        progress=min(1.0, max(0.0, progress)) if progress is not None and math.isfinite(progress) else None,
+        metrics=metrics,
+        not_finite=tuple(not_finite),
+        checkpoint=_text(values.get("checkpoint")),
+        message=_text(values.get("message")),
+        answer=next((each for each in TaskRequest if each == values.get("answer")), None),
+        time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
+        fused=values["fused"] if isinstance(values.get("fused"), dict) else {},
+    )
+    content = (report.fused or None, report.step, report.progress, report.checkpoint, report.message, report.answer)
+    return report if metrics or not_finite or any(value is not None for value in content) else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _text(value: Any) -> str | None:
+    """Return a text as one line without control characters, or None."""
+    if not isinstance(value, str):
+        return None
+    plain = "".join(letter if letter.isprintable() else " " for letter in value[:LONGEST_MESSAGE]).strip()
+    return plain or None
+
+
+Jump = Literal["", "replaced", "skipped"]
+"""Why new bytes do not follow on the last ones. Empty where they do."""
+
+
+class _GrowingFile:
+    """A growing file, read from where the last call ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_bytes = 0
+        self.problem = ""
+        self._place = 0
+        self._inode = 0
+
+    def read(self, *, skip: bool, most: int = STEP) -> tuple[bytes, Jump]:
+        """Return new bytes.
+
+        With ``skip`` only the last ones where there are too many.
+        """
+        self.problem = ""
+        jump: Jump = ""
+        try:
+            with closing(_Plain(self.path)) as file:
+                if file.inode != self._inode or file.size < self._place:  # another file, or cut short
+                    jump = "replaced" if self._place else ""
+                    self._inode, self._place = file.inode, 0
+                if skip and file.size - self._place > FARTHEST_BEHIND:
+                    self.skipped_bytes += file.size - STEP - self._place
+                    jump, self._place = "skipped", file.size - STEP
+                new = os.pread(file.handle, most, self._place)
+        except FileNotFoundError:
+            return b"", ""
+        except OSError as reason:
+            self.problem = f"{self.path.name} is not read: {reason.strerror}"
+            return b"", ""
+        self._place += len(new)
+        return new, jump
+
+    def unread(self, count: int) -> None:
+        """Have the last bytes read again."""
+        self._place -= count
+
+    def skip(self, count: int) -> None:
+        """Pass over the next bytes."""
+        self._place += count
+
+
+class _Plain:
+    """An open plain file of this account, or an OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        found = os.fstat(self.handle)
+        self.size, self.inode = found.st_size, found.st_ino
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            self.close()
+            raise OSError(0, "it is no plain file of this account")
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+class ReportReader:
+    """Reader of a growing report file.
+
+    Attributes
+    ----------
+    skipped_lines : int
+        Lines that were no reports.
+    skipped_bytes : int
+        Bytes that were passed over since the file grew too fast.
+    problem : str
+        Why the file is not read at all. Empty where it is, or is not there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_lines = self.skipped_bytes = 0
+        self.problem = ""
+        self._file = _GrowingFile(path)
+        self._half = b""
+        self._in_long_line = False
+
+    def read(self, *, last: bool = False) -> list[Report]:
+        """Return at most ``MOST_LINES`` lines written since the last call.
+
+        Parameters
+        ----------
+        last : bool
+            Whether the program has ended: what is left is read, the last ``MOST_LAST_LINES`` lines of it, with one
+            that is not ended.
+        """
+        new, jump = self._file.read(skip=True, most=FARTHEST_BEHIND if last else STEP)
+        self.problem, self.skipped_bytes = self._file.problem, self._file.skipped_bytes
+        if jump:
+            self.skipped_lines += bool(self._half) or self._in_long_line
+            self._half, self._in_long_line = b"", jump == "skipped"  # which begins within a line
+        *lines, self._half = (self._half + new + b"\n" * last).split(b"\n")
+        if lines and self._in_long_line:
+            del lines[0]
+            self.skipped_lines += 1
+            self._in_long_line = False
+        if len(self._half) > LONGEST_LINE:
+            self._half, self._in_long_line = b"", True
+        if last:
+            lines = [line for line in lines if line]
+            self.skipped_lines += max(0, len(lines) - MOST_LAST_LINES)
+            lines = lines[-MOST_LAST_LINES:]
+        elif len(lines) > MOST_LINES:  # the others are for the next call
+            self._file.unread(len(self._half) + sum(len(line) + 1 for line in lines[MOST_LINES:]))
+            lines, self._half, self._in_long_line = lines[:MOST_LINES], b"", False
+        reports = []
+        for line in lines:
+            if not line.strip():
+                continue
+            report = parse_report(line) if len(line) <= LONGEST_LINE else None
+            if report is None:
+                self.skipped_lines += 1
+            else:
+                reports.append(report)
+        return reports
+
+
+def write_request(path: Path, request: TaskRequest | None) -> None:
+    """Ask something of a program, or with None take it back.
+
+    A request is taken back before the program is started again.
+
+    Raises
+    ------
+    OSError
+        It could not be written.
+    """
+    if request is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_private(path, json.dumps({"request": request.value}).encode() + b"\n")
+
+
+# Scalars of TensorBoard's event files. TensorBoard and TensorFlow are too heavy to depend on for three kinds of
+# messages: a file is a sequence of TFRecords (length, its CRC, data, its CRC; little endian), each an ``Event`` of
+# tensorflow/core/util/event.proto with a ``Summary`` of tensorflow/core/framework/summary.proto.
+
+LARGEST_EVENT = 1 << 16
+"""Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
+MOST_FILES = 64
+DEEPEST = 4
+"""Levels of folders in which event files are looked for."""
+MOST_ENTRIES = 10_000
+"""Files and folders that one call looks at."""
+
+
+@cache
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # noqa: PLW2901 - the loop is the algorithm
+        table.append(value)
+    return tuple(table)
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the CRC-32C of bytes as TFRecords store it."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class EventReader:
+    """Reader of the scalars in the TensorBoard event files of a folder.
+
+    Attributes
+    ----------
+    skipped_lines : int
+        Events that were damaged; a file is not read on after one, since nothing says where the next begins.
+    problem : str
+        Why a file is not read. Empty where all are, or there are none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.skipped_lines = 0
+        self.problem = ""
+        self._files: dict[Path, _GrowingFile] = {}
+        self._damaged: set[Path] = set()
+
+    def read(self) -> list[Report]:
+        """Return the new reports since the last call."""
+        self.problem = ""
+        for path in _event_files(self.folder):
+            if path not in self._files and len(self._files) < MOST_FILES:
+                self._files[path] = _GrowingFile(path)
+        reports: list[Report] = []
+        for path, file in self._files.items():
+            if path not in self._damaged:
+                reports += self._reports(path, file)
+        return reports
+
+    def _reports(self, path: Path, file: _GrowingFile) -> Iterator[Report]:
+        data, jump = file.read(skip=False)
+        self.problem = file.problem or self.problem
+        if jump:
+            self._report_damage(path)
+            return
+        place = 0
+        while len(data) - place >= 12:
+            length, crc = struct.unpack_from("<QI", data, place)
+            if masked_crc(data[place : place + 8]) != crc:
+                self._report_damage(path)
+                return
+            end = place + 12 + length + 4
+            if length > LARGEST_EVENT:
+                if end > len(data):
+                    file.skip(end - len(data))
+                place = min(end, len(data))
+                continue
+            if end > len(data):
+                break
+            event = data[place + 12 : end - 4]
+            (crc,) = struct.unpack_from("<I", data, end - 4)
+            if masked_crc(event) != crc:
+                self._report_damage(path)
+                return
+            place = end
+            with suppress(ValueError, IndexError, struct.error):  # fields of a later release
+                report = parse_event(event)
+                if report is not None:
+                    yield report
+        file.unread(len(data) - place)
+
+    def _report_damage(self, path: Path) -> None:
+        self._damaged.add(path)
+        self.skipped_lines += 1
+        self.problem = f"{path.name} is damaged"
+
+
+def _event_files(folder: Path) -> list[Path]:
+    """Return event files below a folder, links not followed."""
+    found, left, folders = [], MOST_ENTRIES, [(folder, 0)]
+    while folders and left > 0:
+        place, depth = folders.pop()
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                left -= 1
+                if left <= 0:
+                    break
+                if entry.is_dir(follow_symlinks=False) and depth < DEEPEST:
+                    folders.append((Path(entry.path), depth + 1))
+                elif ".tfevents." in entry.name and entry.is_file(follow_symlinks=False):
+                    found.append(Path(entry.path))
+    return sorted(found)
+
+
+def parse_event(event: bytes) -> Report | None:
+    """Return the scalars of an event, or None.
+
+    Raises
+    ------
+    ValueError, IndexError, struct.error
+        It is no event.
+    """
+    time_s, step = 0.0, 0
+    metrics: dict[str, float] = {}
+    not_finite: list[str] = []
+    for number, value in _fields(event):
+        if number == 1 and isinstance(value, bytes):
+            (time_s,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            for inner, summary in _fields(value):
+                if inner == 1 and isinstance(summary, bytes):
+                    name, scalar = _summary_value(summary)
+                    if scalar is None or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+                        continue
+                    if math.isfinite(scalar):
+                        metrics[name] = scalar
+                    else:
+                        not_finite.append(name)
+    if not metrics and not not_finite:
+        return None
+    return Report(
+        step=step if step <= LARGEST_STEP else None,
+        metrics=dict(list(metrics.items())[:MOST_METRICS]),
+        not_finite=tuple(not_finite[:MOST_METRICS]),
+        time_s=time_s if math.isfinite(time_s) else None,
+    )
+
+
+def _summary_value(data: bytes) -> tuple[str, float | None]:
+    """Return name and scalar of a ``Summary.Value``."""
+    name, scalar = "", None
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            name = value.decode("utf-8")
+        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
+            (scalar,) = struct.unpack("<f", value)
+        elif number == 8 and isinstance(value, bytes):
+            scalar = _tensor_scalar(value)
+    return name, scalar
+
+
+def _tensor_scalar(data: bytes) -> float | None:
+    """Return the value of a ``TensorProto`` without dimensions, or None."""
+    kind, content, listed = 0, b"", b""
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number == 2 and value:  # a shape with dimensions
+            return None
+        elif number == 4 and isinstance(value, bytes):
+            content = value
+        elif number in (5, 6) and isinstance(value, bytes):
+            listed = value
+    form = {1: "<f", 2: "<d"}.get(kind)
+    raw = content or listed
+    if form is None or len(raw) != struct.calcsize(form):
+        return None
+    scalar: float = struct.unpack(form, raw)[0]
+    return scalar
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and value of each field of a protocol buffer message.
+
+    Raises
+    ------
+    ValueError, IndexError
+        It is none.
+    """
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        kind = key & 7
+        if kind == 0:
+            value, place = _varint(data, place)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            length, place = _varint(data, place)
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            raise ValueError("groups are not read")
+        if place + length > len(data):
+            raise ValueError("a field is longer than the message")
+        yield key >> 3, data[place : place + length]
+        place += length
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise ValueError("a number is too long")

@@ -1,0 +1,446 @@
+"""Search for the next trial of a sweep.
+
+Grids and lists need nothing else; a search over ranges is Optuna's, which is imported only here. One process at a time
+has a search's folder, unless several share it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from helios.errors import FileUnreadable, FileUnwritable, UsageError
+from helios.private_files import atomic_write, make_folder, open_private
+from helios.training.model import TrialState
+from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
+
+_OTHER_SEED = 7_919
+"""Moves the seed of a process that shares a search, so that it draws other trials."""
+JOURNAL, STUDY = "optuna.journal", "sweep"
+"""File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+LOCKED = "pool\n"
+STALE_LOCK_S = 5
+"""After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
+EVERY_STEP = 100
+"""Up to this step all reports are kept, then those that are ``THINNED`` times later than the last one kept."""
+THINNED = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTrial:
+    """A trial to run."""
+
+    number: int
+    parameters: Mapping[str, Value]
+
+
+class Search(Protocol):
+    """Which trial comes next, kept in a folder.
+
+    One process at a time has the folder, or several take turns. After a restart, trials that were asked for and not
+    told are asked for again under the same number.
+    """
+
+    def ask(self) -> NextTrial | None:
+        """Return the next trial, or None when all were asked for.
+
+        Raises
+        ------
+        FileUnwritable
+            The folder cannot be written. The same may be asked again.
+        """
+
+    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+        """Record for good how a trial ended.
+
+        Raises
+        ------
+        FileUnwritable
+            The folder cannot be written. The same may be told again.
+        """
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Record a metric and return whether to prune.
+
+        The metric may be NaN.
+
+        Raises
+        ------
+        FileUnwritable
+            The folder cannot be written. Nothing is lost but this value.
+        """
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+
+
+def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
+    """Open or resume the search of a sweep in a folder.
+
+    Parameters
+    ----------
+    others : int, optional
+        How many processes have had it open before, where several may have it at the same time; they must then take
+        turns. None where only this one may.
+
+    Raises
+    ------
+    UsageError
+        The folder belongs to another sweep or to a process that runs, or Optuna is needed and missing.
+    FileUnreadable, FileUnwritable
+        What is in the folder is damaged, or it cannot be written.
+    """
+    with _disk_errors(folder):
+        make_folder(folder)
+        lock = open_private(folder / "search.lock")
+        try:
+            try:
+                fcntl.flock(lock, (fcntl.LOCK_EX if others is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError as reason:
+                raise UsageError(
+                    f"Another process works in {folder}.", hint="Wait for it, or choose another folder."
+                ) from reason
+            _check_same(sweep, folder / "sweep.fingerprint")
+            if sweep.search:
+                return OptunaSearch(sweep, folder, lock, others=others or 0)
+            return ListSearch(sweep, folder, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+
+def _check_same(sweep: TrainingSweep, record: Path) -> None:
+    try:
+        before = record.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        atomic_write(record, sweep.fingerprint() + "\n", mode=0o640)
+        return
+    if before != sweep.fingerprint():
+        raise UsageError(
+            f"{record.parent} is of a sweep with another command, parameters, metric or sampler.",
+            hint="Choose another folder, or remove this one and what it knows.",
+        )
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as reason:
+        raise FileUnwritable(
+            f"{folder} cannot be used: {reason.strerror}.", hint="Make room or set its mode, then start again."
+        ) from reason
+
+
+def _trim(handle: int) -> None:
+    """Cut off a last line that was only written in part."""
+    size = os.fstat(handle).st_size
+    end = size
+    while end:
+        start = max(0, end - 65_536)
+        found = os.pread(handle, end - start, start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+        if found >= 0:
+            break
+    if end < size:
+        os.ftruncate(handle, end)
+
+
+class ListSearch:
+    """Every combination of a grid, or every listed trial, in order."""
+
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
+        self._sweep, self._folder, self._lock = sweep, folder, lock
+        self._record = open_private(folder / "told.jsonl")
+        _trim(self._record)
+        self._ended: set[int] = set()
+        size = os.fstat(self._record).st_size
+        for line in os.pread(self._record, size, 0).splitlines():
+            try:
+                self._ended.add(json.loads(line)["number"])
+            except (ValueError, TypeError, KeyError) as reason:
+                os.close(self._record)
+                raise FileUnreadable(
+                    f"{folder / 'told.jsonl'} is damaged.", hint="Choose another folder, or remove this one."
+                ) from reason
+        self._next = 0
+
+    def ask(self) -> NextTrial | None:
+        """Return the next trial, or None when all were asked for."""
+        while self._next in self._ended:
+            self._next += 1
+        if self._next >= self._sweep.trials:
+            return None
+        self._next += 1
+        return NextTrial(number=self._next - 1, parameters=self._sweep.combination(self._next - 1))
+
+    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+        """Record how a trial ended."""
+        if number in self._ended:
+            return
+        line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
+        with _disk_errors(self._folder), _truncate_on_failure(self._record) as end:
+            if os.pwrite(self._record, line.encode(), end) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._ended.add(number)
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Return False, since nothing is pruned without Optuna."""
+        del number, step, value
+        return False
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+        os.close(self._record)
+        os.close(self._lock)
+
+
+@contextmanager
+def _truncate_on_failure(handle: int) -> Iterator[int]:
+    """Yield a file's end, and truncate there after a failure."""
+    size = os.fstat(handle).st_size
+    try:
+        yield size
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number, None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def load_optuna() -> Any:
+    """Return the package.
+
+    Raises
+    ------
+    UsageError
+        It is not installed.
+    """
+    try:
+        import optuna  # noqa: PLC0415 - an extra, and not needed for grids
+        import optuna.storages.journal  # noqa: PLC0415 - as above
+    except ImportError as reason:
+        raise UsageError(
+            "A [search] needs Optuna, which is not installed here.", hint="pip install 'helios-slurm[search]'"
+        ) from reason
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def make_sampler(method: SearchMethod, done: int) -> Any:
+    """Return a sampler with a fresh seed after a restart."""
+    if not method.sampler:
+        return None
+    options = dict(method.sampler_options)
+    if method.seed is not None:
+        options["seed"] = (method.seed + 1_000_003 * done) % 2**32
+    if method.sampler == "TPESampler":
+        options.setdefault("constant_liar", True)  # trials run side by side, and would else be drawn close together
+    with silence_warnings():
+        return getattr(load_optuna().samplers, method.sampler)(**options)
+
+
+def make_pruner(method: SearchMethod) -> Any:
+    """Return a pruner, one that prunes nothing where none is named."""
+    if not method.pruner:
+        return load_optuna().pruners.NopPruner()
+    return getattr(load_optuna().pruners, method.pruner)(**method.pruner_options)
+
+
+class _Journal:
+    """Optuna's journal file, with the lock of its dashboard.
+
+    A kill leaves neither a line that was only written in part nor, since the lock says whose it is, the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        journal = load_optuna().storages.journal
+        self._handle = open_private(path)
+        _trim(self._handle)
+        self._lock_path = path.with_name(f"{path.name}.lock")
+        with suppress(FileNotFoundError):
+            if self._lock_path.read_text() == LOCKED:  # by a pool that was killed: this one has the folder now
+                self._lock_path.unlink()
+        self._lock = journal.JournalFileOpenLock(str(path), grace_period=STALE_LOCK_S)
+        self._file = journal.JournalFileBackend(str(path), lock_obj=self)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        self._lock_path.write_text(LOCKED)
+        return True
+
+    def release(self) -> None:
+        with suppress(RuntimeError):  # a dashboard broke the lock while this process was stopped; the line is written
+            self._lock.release()
+
+    def read_logs(self, log_number_from: int) -> Any:
+        return self._file.read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with _truncate_on_failure(self._handle):
+            self._file.append_logs(logs)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+class OptunaSearch:
+    """A search with a sampler or pruner of Optuna."""
+
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
+        assert sweep.search is not None
+        self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
+        self._optuna = load_optuna()
+        self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
+        self._journal = _Journal(folder.absolute() / JOURNAL)
+        try:
+            with silence_warnings():
+                self._study = self._optuna.create_study(
+                    study_name=STUDY,
+                    storage=self._optuna.storages.JournalStorage(self._journal),
+                    direction="maximize" if sweep.maximize else "minimize",
+                    load_if_exists=True,
+                )
+                before = self._study.get_trials(deepcopy=False)
+                self._study.sampler = (
+                    make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
+                )
+                self._study.pruner = make_pruner(self._method)
+        except (ValueError, KeyError, TypeError, AssertionError) as reason:
+            self._journal.close()
+            raise FileUnreadable(
+                f"{folder / JOURNAL} cannot be read: {reason}.", hint="Choose another folder, or remove this one."
+            ) from reason
+        self._asked = 0
+        self._again: list[int] = []
+        self._trials: dict[int, Any] = {}
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Queue trials that the study has and nobody was given."""
+        trials = self._study.get_trials(deepcopy=False)
+        self._again += [trial.number for trial in trials[self._asked :] if not trial.state.is_finished()]
+        self._asked = len(trials)
+
+    def ask(self) -> NextTrial | None:
+        """Return the next trial, or None when all were asked for."""
+        with _disk_errors(self._folder), silence_warnings():
+            self._take_up()  # what others asked for meanwhile
+            try:
+                if not self._again and self._asked < self._method.trials:
+                    self._begin()
+            finally:
+                self._take_up()
+            if not self._again:
+                return None
+            parameters = self._parameters(self._again[0])
+        return NextTrial(number=self._again.pop(0), parameters=parameters)
+
+    def _begin(self) -> None:
+        if self._method.sampler:
+            self._study.ask()
+            return
+        parameters = self._sweep.combination(self._asked)
+        create, running = self._optuna.trial.create_trial, self._optuna.trial.TrialState.RUNNING
+        self._study.add_trial(create(state=running, params=parameters, distributions=self._spaces))
+
+    def _parameters(self, number: int) -> dict[str, Value]:
+        if not self._method.sampler:
+            return self._sweep.combination(number)
+        trial = self._trial(number)
+        return {name: self._suggest(trial, name) for name in self._spaces}
+
+    def _suggest(self, trial: Any, name: str) -> Value:
+        """Draw a value, or return the recorded one."""
+        value: Value
+        space = self._sweep.parameters[name]
+        if isinstance(space, tuple):
+            value = trial.suggest_categorical(name, space)
+        elif space.whole:
+            value = trial.suggest_int(name, int(space.low), int(space.high), step=int(space.step or 1), log=space.log)
+        else:
+            value = trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
+        return value
+
+    def _distribution(self, space: tuple[Value, ...] | ValueRange) -> Any:
+        distributions = self._optuna.distributions
+        if isinstance(space, tuple):
+            return distributions.CategoricalDistribution(space)
+        if space.whole:
+            return distributions.IntDistribution(
+                int(space.low), int(space.high), log=space.log, step=int(space.step or 1)
+            )
+        return distributions.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
+
+    def _trial(self, number: int) -> Any:
+        if number not in self._trials:
+            known = self._study.get_trials(deepcopy=False)[number]
+            self._trials[number] = self._optuna.trial.Trial(self._study, known._trial_id)
+        return self._trials[number]
+
+    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+        """Record how a trial ended.
+
+        One that finished without its metric has failed, for Optuna.
+        """
+        states = self._optuna.trial.TrialState
+        value = finite(metric) if state is TrialState.FINISHED else None
+        optuna_state = (
+            states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
+        )
+        with _disk_errors(self._folder), silence_warnings():
+            self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
+        self._trials.pop(number, None)
+
+    def report(self, number: int, step: int, value: float) -> bool:
+        """Record a metric, and return whether to prune the trial."""
+        with _disk_errors(self._folder), silence_warnings():
+            trial = self._trial(number)
+            known = self._study.get_trials(deepcopy=False)[number]
+            last = max(known.intermediate_values, default=-1)
+            too_soon = step <= last or (step >= EVERY_STEP and step < THINNED * last)
+            if step < 0 or too_soon or known.state.is_finished():
+                return False
+            trial.report(value, step)
+            return bool(trial.should_prune())
+
+    def close(self) -> None:
+        """Let another process open the folder."""
+        self._journal.close()
+        os.close(self._lock)
+
+
+def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
+    """Return the space of each parameter."""
+    if not sweep.listed:
+        return dict(sweep.parameters)
+    spaces: dict[str, tuple[Value, ...] | ValueRange] = {}
+    for name in sweep.listed[0]:
+        values = [trial[name] for trial in sweep.listed]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) < len(values):
+            spaces[name] = tuple(dict.fromkeys(values))
+        else:
+            whole = all(isinstance(value, int) for value in numbers)
+            spaces[name] = ValueRange(low=min(numbers), high=max(numbers), whole=whole)
+    return spaces
+
+
+@contextmanager
+def silence_warnings() -> Iterator[None]:
+    """Hide Optuna's warnings about experimental features."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

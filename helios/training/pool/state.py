@@ -1,0 +1,510 @@
+"""State file of a pool, which survives a kill.
+
+Its lines are JSON, appended and never changed. A line that was cut off is the last one, and the next run removes it.
+A result is in it before the search or anybody else hears of it, so that a finished trial is never run again.
+
+Several pools may share it. Then each holds a lock of its own for as long as it lives, takes turns in writing, and reads
+what the others wrote before it writes. A trial belongs to the pool that chose it, until that one is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from helios.errors import FileUnreadable, FileUnwritable, UsageError
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.private_files import fsync_directory, make_folder, open_private
+from helios.training.model import TrialState
+
+VERSION = 1
+ENDED = frozenset({TrialState.FINISHED, TrialState.FAILED, TrialState.PRUNED})
+FILE = "state.jsonl"
+_RETRY_S = 2.0
+"""After how long a full disk is tried again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialRecord:
+    """What is known of one trial.
+
+    Attributes
+    ----------
+    attempts : int
+        How often it was started.
+    failures, memory_kills : int
+        How many of these ended with an error, and at the memory limit.
+    seconds : float
+        Time in all attempts that ended, s.
+    last_seconds : float, optional
+        Time of the last attempt that ended, s.
+    out_of_memory_mib : float, optional
+        Highest limit at which it was killed for memory.
+    value : float, optional
+        The metric that the search compares.
+    reason : str
+        Why it failed or is to be started again.
+    owner : str
+        The pool that runs it, or is to. Empty for the only one of the folder.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    state: TrialState = TrialState.WAITING
+    attempts: int = 0
+    failures: int = 0
+    memory_kills: int = 0
+    seconds: float = 0.0
+    last_seconds: float | None = None
+    peak_memory_mib: float | None = None
+    out_of_memory_mib: float | None = None
+    device: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    value: float | None = None
+    reason: str = ""
+    owner: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result."""
+        return self.state in ENDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain values."""
+        return {
+            "number": self.number,
+            "parameters": dict(self.parameters),
+            "state": str(self.state),
+            "metrics": dict(self.metrics),
+            "seconds": round(self.seconds, 3),
+            "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
+            "attempts": self.attempts,
+            "device": self.device,
+            **({"reason": self.reason} if self.reason else {}),
+        }
+
+
+def read_runs(folder: Path) -> list[TrialRun]:
+    """Return the finished attempts of a pool.
+
+    Pools of an older Helios have none, because they did not record what attempts used.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool.
+    """
+    path, runs = folder / FILE, []
+    attempts: Counter[int] = Counter()
+    parameters: dict[int, Mapping[str, Any]] = {}
+    try:
+        with path.open("rb") as lines:
+            pool = str(json.loads(next(lines, b""))["pool"])
+            for line in lines:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                entry = json.loads(line)
+                number = int(entry["trial"])
+                if entry["what"] == "made":
+                    parameters[number] = entry["parameters"]
+                elif entry["what"] == "started":
+                    attempts[number] += 1
+                elif "run" in entry:
+                    runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise FileUnreadable(
+            f"{path} is not of a pool: {reason}", hint="Name the folder of a pool, as sweep.pool beside sweep.toml."
+        ) from reason
+    return runs
+
+
+def run_entry(run: TrialRun) -> dict[str, Any]:
+    """Return the stored details of an attempt."""
+    rounded = {
+        name: None if value is None else round(value, 3)
+        for name, value in (
+            ("start_up_s", run.start_up_s),
+            ("progress", run.progress),
+            ("utilization", run.utilization),
+            ("energy_j", run.energy_j),
+        )
+    }
+    return {
+        "program": run.program,
+        "family": run.family,
+        "device_kind": run.device_kind,
+        "device_model": run.device_model,
+        **rounded,
+        "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
+    }
+
+
+def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
+    values = dict(entry["run"])
+    speeds = tuple(
+        MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
+        for beside, steps, seconds in values.pop("speeds", ())
+    )
+    return TrialRun(
+        pool=pool,
+        number=int(entry["trial"]),
+        attempt=attempt,
+        parameters=parameters,
+        outcome=str(entry["what"]),
+        started_s=float(entry["at_s"]) - float(entry["seconds"]),
+        seconds=float(entry["seconds"]),
+        peak_memory_mib=entry["peak_memory_mib"],
+        memory_limit_mib=entry["memory_limit_mib"],
+        metrics=entry["metrics"],
+        speeds=speeds,
+        **values,
+    )
+
+
+class StateFile:
+    """Open and locked file of a pool's trials.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the pool, created if missing.
+    sweep : str
+        What is the same of all sweeps that may go on in this folder.
+    shared : bool
+        Whether other pools may have it open, too; all must say so.
+
+    Attributes
+    ----------
+    pool : str
+        Identity of the pool, by which its processes are known.
+    trials : dict
+        A :class:`TrialRecord` for each number.
+    interrupted : set of str
+        Pools that ended while trials of them ran.
+    joined : int
+        How many pools have shared the folder before this one.
+    problem : str
+        Why nothing can be written now. Empty where it can.
+    unsynced : bool
+        Whether lines were written that a power cut would lose.
+
+    Raises
+    ------
+    UsageError
+        Another process has it open, or it is of another sweep.
+    FileUnreadable
+        It holds something else.
+    FileUnwritable
+        It cannot be made.
+    """
+
+    def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
+        self.path, self.shared = folder / FILE, shared
+        self.interrupted: set[str] = set()
+        self.joined = 0
+        self._first = ""
+        self._length, self._is_exclusive = 0, False
+        self._members, self._own_lock = folder / "members", -1
+        self.trials: dict[int, TrialRecord] = {}
+        self.pool, self.problem = "", ""
+        self._unwritten: list[bytes] = []
+        self._retry_at_s = 0.0
+        self.unsynced = False
+        try:
+            make_folder(folder)
+            self._handle = open_private(self.path)
+        except OSError as reason:
+            raise FileUnwritable(
+                f"The pool's folder cannot be written: {reason}", hint="Choose another place: --folder FOLDER"
+            ) from reason
+        try:
+            try:
+                fcntl.flock(self._handle, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError as reason:
+                raise UsageError(
+                    f"Another pool is running in {folder}.",
+                    hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder "
+                    "all need --shared.",
+                ) from reason
+            if shared:
+                make_folder(self._members)
+            self._write_lock = open_private(folder / "turn.lock") if shared else -1
+            with self.exclusive(catch_up=False):
+                self._read(folder, sweep)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def _read(self, folder: Path, sweep: str) -> None:
+        with open(self._handle, "rb", closefd=False) as stream:
+            content = stream.read()
+        whole = content.rfind(b"\n") + 1
+        header: Mapping[str, Any] | None = None
+        for place, line in enumerate(content[:whole].splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                if header is None:
+                    header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
+                    self._first = header["pool"]
+                else:
+                    self._apply_entry(entry)
+            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+                raise FileUnreadable(
+                    f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
+                ) from reason
+        if whole < len(content):
+            os.ftruncate(self._handle, whole)
+        self._length = whole
+        os.lseek(self._handle, whole, os.SEEK_SET)
+        if header is None:
+            header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
+            self.append(header)
+            if self.problem:
+                raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
+            fsync_directory(folder)
+        if header["version"] != VERSION or header["sweep"] != sweep:
+            raise UsageError(
+                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
+                hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
+            )
+        self._first = self.pool = str(header["pool"])
+        if self.shared:
+            self.pool = uuid4().hex
+            self._own_lock = open_private(self._members / self.pool)
+            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
+            self.append({"joined": self.pool})
+            return
+        for trial in self.trials.values():
+            if trial.state is TrialState.RUNNING:
+                self._interrupt(trial)
+
+    def _interrupt(self, trial: TrialRecord) -> None:
+        """Record that a trial's pool ended first."""
+        if trial.state is TrialState.RUNNING:
+            self.interrupted.add(trial.owner or self._first)
+            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+
+    @contextmanager
+    def exclusive(self, *, catch_up: bool = True) -> Iterator[None]:
+        """Lock out the folder's other pools, after reading their lines."""
+        if not self.shared or self._is_exclusive:
+            yield
+            return
+        fcntl.flock(self._write_lock, fcntl.LOCK_EX)
+        self._is_exclusive = True
+        try:
+            if catch_up:
+                size = os.fstat(self._handle).st_size
+                if size > self._length:
+                    content = os.pread(self._handle, size - self._length, self._length)
+                    whole = content.rfind(b"\n") + 1
+                    for line in content[:whole].splitlines():
+                        self._apply_entry(json.loads(line))
+                    self._length += whole
+                    if whole < len(content):  # of a pool that was killed
+                        os.ftruncate(self._handle, self._length)
+            yield
+        finally:
+            self._is_exclusive = False
+            fcntl.flock(self._write_lock, fcntl.LOCK_UN)
+
+    def is_mine(self, trial: TrialRecord) -> bool:
+        """Return whether this pool is to run a trial."""
+        return not self.shared or trial.owner == self.pool
+
+    def has_owner(self, trial: TrialRecord) -> bool:
+        """Return whether the pool that a trial belongs to is there."""
+        if self.is_mine(trial):
+            return True
+        with suppress(OSError):
+            handle = os.open(self._members / (trial.owner or "none"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(handle)
+        return False
+
+    def adopt(self) -> list[TrialRecord]:
+        """Take over the unfinished trials of dead pools."""
+        adopted = []
+        with self.exclusive():
+            gone = {
+                trial.owner: trial for trial in self.trials.values() if not trial.ended and trial.owner != self.pool
+            }
+            owners = {owner for owner, trial in gone.items() if not self.has_owner(trial)}
+            for trial in self.trials.values():
+                if not trial.ended and trial.owner in owners:
+                    self.append({"what": "taken", "trial": trial.number, "by": self.pool}, lasting=False)
+                    adopted.append(trial)
+        return adopted
+
+    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
+        """Apply a line to the records."""
+        if "joined" in entry:
+            self.joined += 1
+            return
+        number = int(entry["trial"])
+        what, owner = entry["what"], str(entry.get("by", ""))
+        if what == "made":
+            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
+            return
+        trial = self.trials[number]
+        if trial.ended:
+            return
+        if what == "taken":
+            self._interrupt(trial)
+            trial.owner = owner
+            return
+        if what == "started":
+            trial.attempts += 1
+            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            return
+        trial.seconds += entry["seconds"]
+        trial.last_seconds = entry["seconds"]
+        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
+        trial.peak_memory_mib = max(peaks, default=None)
+        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
+        trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.failures += what == "failed"
+        if what == "out_of_memory":
+            trial.memory_kills += 1
+            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
+
+    def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
+        """Record that the search chose a trial."""
+        owner = {"by": self.pool} if self.shared else {}
+        self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
+
+    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+        """Record that a trial is about to be started."""
+        self.append(
+            {
+                "what": "started",
+                "trial": number,
+                "at_s": round(time.time(), 3),
+                "device": device,
+                "memory_limit_mib": memory_limit_mib,
+            },
+            lasting=False,
+        )
+
+    def record_ended(
+        self,
+        number: int,
+        *,
+        what: str,
+        state: TrialState,
+        seconds: float,
+        peak_memory_mib: float | None,
+        memory_limit_mib: float | None = None,
+        metrics: Mapping[str, float],
+        value: float | None,
+        reason: str = "",
+        run: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record how an attempt ended.
+
+        It survives a kill from now on, and a power cut from the next :meth:`sync` on.
+
+        Parameters
+        ----------
+        what : str
+            ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+        state : TrialState
+            What the trial is from now on.
+        run : mapping, optional
+            What else :func:`read_runs` returns of the attempt.
+        """
+        self.append(
+            {
+                "what": what,
+                "trial": number,
+                "state": str(state),
+                "at_s": round(time.time(), 3),
+                "seconds": round(seconds, 3),
+                "peak_memory_mib": peak_memory_mib,
+                "memory_limit_mib": memory_limit_mib,
+                "metrics": dict(metrics),
+                "value": value,
+                "reason": reason,
+                **({} if run is None else {"run": dict(run)}),
+            },
+            lasting=False,
+        )
+
+    def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
+        """Append a line.
+
+        It is kept in memory while the disk is full.
+        """
+        line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
+        with self.exclusive():
+            if "what" in entry:
+                self._apply_entry(json.loads(line))
+            self._unwritten.append(line)
+            if not self.problem:
+                self._write(lasting=lasting)
+
+    def sync(self) -> bool:
+        """Have everything on the disk, and return whether it is."""
+        if self.unsynced and not self.problem:
+            self._write(lasting=True)
+        return not self.problem
+
+    def retry(self) -> bool:
+        """Write postponed lines.
+
+        Returns whether none is left.
+        """
+        if self.problem and time.monotonic() >= self._retry_at_s:
+            self._write(lasting=True)
+        return not self.problem
+
+    def _write(self, *, lasting: bool) -> None:
+        with self.exclusive():
+            lines = b"".join(self._unwritten)
+            try:
+                written = 0
+                while written < len(lines):
+                    written += os.pwrite(self._handle, lines[written:], self._length + written)
+                if lasting:
+                    os.fdatasync(self._handle)
+            except OSError as reason:
+                os.ftruncate(self._handle, self._length)
+                full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
+                self.problem = "the disk is full" if full else (reason.strerror or str(reason))
+                self._retry_at_s = time.monotonic() + _RETRY_S
+                return
+            self.unsynced = not lasting
+            self._length += len(lines)
+            self._unwritten.clear()
+            self.problem = ""
+
+    def close(self) -> None:
+        """Close the file, which frees the lock."""
+        self.retry()
+        self.sync()
+        os.close(self._handle)
+        if self.shared:
+            (self._members / self.pool).unlink(missing_ok=True)
+            os.close(self._own_lock)
+            os.close(self._write_lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

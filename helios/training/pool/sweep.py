@@ -1,0 +1,299 @@
+"""Sweeps of training trials, with their parameters and commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+Value = str | int | float | bool
+"""Value of a parameter."""
+MOST_TRIALS = 100_000
+FUSIBLE = (
+    *("lr", "momentum", "dampening", "nesterov", "betas", "eps", "rho", "weight_decay", "groups", "schedule", "seed"),
+    *("data_seed", "clip_norm", "early_stopping", "steps", "epochs"),
+)
+"""Parameters that may differ between the models of a stack: those of ``helios.training.fused``, and how many epochs."""
+COMMON = ("batch_size", "optimizer", "precision", "on_nan")
+"""Parameters of which a process that trains a stack has one value."""
+FUSED_TASK = "helios.training.fused.task"
+"""Module that trains many trials in one process."""
+NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
+_PART = re.compile(r"\{\{|\}\}|\{(" + NAME + r")\}|[{}]")
+OWN_PLACEHOLDERS = ("trial", "checkpoints")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """Range of a parameter, both ends included.
+
+    Attributes
+    ----------
+    step : float, optional
+        Distance of values. None for any value, or any whole number with ``whole``.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    whole: bool = False
+
+    def values(self) -> Sequence[Value] | None:
+        """Return every value of the range, None if it is continuous."""
+        if self.whole:
+            return range(int(self.low), int(self.high) + 1, int(self.step or 1))
+        if self.low == self.high:
+            return (self.low,)
+        if self.step is None:
+            return None
+        count = min(MOST_TRIALS, math.floor((self.high - self.low) / self.step + 1e-9)) + 1
+        return tuple(float(f"{self.low + place * self.step:.12g}") for place in range(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchMethod:
+    """How Optuna chooses the next trial.
+
+    Attributes
+    ----------
+    trials : int
+        How many.
+    sampler, pruner : str
+        Class names of Optuna. Without a sampler the trials are those of the grid or list in order; without a pruner
+        no trial ends early.
+    sampler_options, pruner_options : mapping
+        Their keyword arguments.
+    seed : int, optional
+    """
+
+    trials: int
+    sampler: str = "TPESampler"
+    pruner: str = ""
+    sampler_options: Mapping[str, Any] = field(default_factory=dict)
+    pruner_options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerChoice:
+    """Container image in which trials run.
+
+    Attributes
+    ----------
+    image : str
+        Absolute path of a folder or file, or a name that the runtime knows.
+    runtime : str
+        What starts it. Empty for the first that can.
+    binds : tuple of str
+        Absolute folders of the machine that are at the same place in the container.
+    """
+
+    image: str
+    runtime: str = ""
+    binds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedProgram:
+    """Program that trains many trials in one process.
+
+    ``python -m helios.training.fused.task`` is such a program.
+
+    Attributes
+    ----------
+    program : str
+        Path of the file, relative to the folder in which trials run.
+    together : int, optional
+        Most trials in one process. None for as many as fit.
+    settings : mapping
+        What all trials have in common; a parameter of the same name stands above it.
+    """
+
+    program: str
+    together: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def shape(self, parameters: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the parameters that may part trials.
+
+        They are those that ``build`` gets, and those of which a process has one value. All others may differ between
+        the models of a stack.
+        """
+        return {name: value for name, value in parameters.items() if name.partition(".")[0] not in FUSIBLE}
+
+    def common(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
+        """Return the settings that all trials of a process have in common."""
+        return {name: parameters.get(name, self.settings.get(name)) for name in COMMON}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSweep:
+    """A sweep file, checked.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    command : tuple of str
+        Words of the command, with placeholders such as ``{lr}``.
+    parameters : mapping
+        Values or a range of each parameter; empty with a file of trials.
+    listed : tuple of mapping
+        Trials of a file of trials; empty without one.
+    search : SearchMethod, optional
+        None for every combination, or every listed trial, in order and without Optuna.
+    metric : str
+        What trials are compared by. Empty where they are not.
+    maximize : bool
+        Whether more of the metric is better.
+    attempts : int
+        How often a trial that fails is started at most.
+    memory_mib : float, optional
+        Device memory that a trial needs at most, as the user says, MiB.
+    env : mapping
+        Added to the environment of every trial.
+    cwd : Path
+        Absolute folder in which trials run.
+    events : str
+        Folder of a trial's TensorBoard event files, with placeholders. Empty where none are read.
+    container : ContainerChoice, optional
+        None where trials run on the machine itself.
+    fused : FusedProgram, optional
+        What is run in place of the command's program, which then names it only.
+    """
+
+    path: Path
+    command: tuple[str, ...]
+    parameters: Mapping[str, tuple[Value, ...] | ValueRange]
+    listed: tuple[Mapping[str, Value], ...] = ()
+    search: SearchMethod | None = None
+    metric: str = ""
+    maximize: bool = True
+    attempts: int = 3
+    memory_mib: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path
+    events: str = ""
+    container: ContainerChoice | None = None
+    fused: FusedProgram | None = None
+
+    @property
+    def combinations(self) -> int | None:
+        """Number of combinations or listed trials, None where a range is continuous."""
+        if self.listed:
+            return len(self.listed)
+        return count_combinations(self.parameters)
+
+    @property
+    def trials(self) -> int:
+        """Number of trials."""
+        return self.search.trials if self.search else (self.combinations or 0)
+
+    def combination(self, number: int) -> dict[str, Value]:
+        """Return a listed trial, or a combination of the grid.
+
+        The last parameter changes fastest.
+        """
+        if self.listed:
+            return dict(self.listed[number])
+        chosen: dict[str, Value] = {}
+        for name, space in reversed(list(self.parameters.items())):
+            values = list_values(space) or ()
+            number, place = divmod(number, len(values))
+            chosen[name] = values[place]
+        return dict(reversed(chosen.items()))
+
+    def draws(self, count: int, *, seed: int) -> list[dict[str, Value]]:
+        """Return trials before a search chooses them.
+
+        They are the first of a grid or list. Where a sampler would choose, they are drawn evenly.
+        """
+        if self.combinations is not None and self.combinations <= self.trials:
+            return [self.combination(number) for number in range(min(count, self.trials))]
+        random = Random(seed)
+        return [
+            {name: _draw(space, random) for name, space in self.parameters.items()}
+            for _ in range(min(count, self.trials))
+        ]
+
+    def fill(self, parameters: Mapping[str, Value], *, trial: int, checkpoints: Path) -> list[str]:
+        """Return the command of a trial, to be run without a shell.
+
+        The template was split into words before, so a value never becomes two words.
+
+        Parameters
+        ----------
+        trial : int
+            For the placeholder ``{trial}``.
+        checkpoints : Path
+            For the placeholder ``{checkpoints}``.
+        """
+        filled = {**parameters, "trial": trial, "checkpoints": str(checkpoints)}
+        return [fill_word(word, filled) for word in self.command]
+
+    def events_folder(self, *, trial: int, checkpoints: Path) -> Path | None:
+        """Return where a trial's event files are, or None."""
+        filled = fill_word(self.events, {"trial": trial, "checkpoints": str(checkpoints)})
+        return self.cwd / filled if filled else None
+
+    def fingerprint(self) -> str:
+        """Return a hash of all that trials depend on but their number."""
+        spaces = {
+            name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
+        }
+        parts = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
+        parts += [] if self.container is None else [self.container.image]
+        parts += [] if self.fused is None else [self.fused.settings]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def format_value(value: Value) -> str:
+    """Return a value as it is written in a command."""
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def fill_word(word: str, filled: Mapping[str, Value]) -> str:
+    """Return a word with its placeholders filled."""
+    return _PART.sub(lambda part: format_value(filled[part[1]]) if part[1] else part[0][0], word)
+
+
+def find_placeholders(word: str) -> Iterator[str]:
+    """Yield the names in a word.
+
+    Raises
+    ------
+    ValueError
+        A brace stands alone.
+    """
+    for part in _PART.finditer(word):
+        if part[1]:
+            yield part[1]
+        elif part[0] in "{}":
+            raise ValueError(f"{word!r} has a {part[0]!r} that belongs to no placeholder")
+
+
+def list_values(space: tuple[Value, ...] | ValueRange) -> Sequence[Value] | None:
+    """Return every value of a parameter, None if it is continuous."""
+    return space.values() if isinstance(space, ValueRange) else space
+
+
+def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
+    if isinstance(space, ValueRange) and (space.log or space.values() is None):
+        low, high = (math.log(space.low), math.log(space.high)) if space.log else (space.low, space.high)
+        drawn = random.uniform(low, high)
+        drawn = math.exp(drawn) if space.log else drawn
+        return min(int(space.high), max(int(space.low), round(drawn))) if space.whole else drawn
+    return random.choice(list_values(space) or ())
+
+
+def count_combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange]) -> int | None:
+    """Return the number of combinations, None where a parameter is continuous."""
+    counts = [values and len(values) for space in parameters.values() for values in [list_values(space)]]
+    return None if None in counts else math.prod(count or 0 for count in counts)

@@ -1,0 +1,1 @@
+"""Report of repeated jobs, which may share GPUs."""

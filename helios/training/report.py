@@ -1,0 +1,223 @@
+"""Results and live view of a pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+
+from helios.report.tables import plain_table
+from helios.training.model import Device, PoolSnapshot, Trial, TrialState, by_process
+from helios.units import bar, count_in_words, rounded_duration
+
+MOST_SHOWN = 20
+"""Trials that a table in a terminal shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResult:
+    """How a run of a pool ended.
+
+    Attributes
+    ----------
+    trials : sequence of mapping
+        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``seconds``, ``peak_memory_mib``,
+        ``attempts``, ``device`` and, where there is one, ``reason``.
+    values : mapping
+        The metric that is compared, for each finished trial that reported it.
+    total : int
+        Trials of the whole sweep, also those that were not made.
+    seconds : float
+        Length of this run, s.
+    reason : str
+        Why trials are left. Empty where none are.
+    signal : int, optional
+        What ended it.
+    """
+
+    name: str
+    folder: str
+    metric: str
+    maximize: bool
+    devices: Sequence[Device]
+    trials: Sequence[Mapping[str, Any]]
+    values: Mapping[int, float]
+    total: int
+    seconds: float
+    reason: str = ""
+    signal: int | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def best(self) -> int | None:
+        """Number of the finished trial with the best metric."""
+        choose = max if self.maximize else min
+        return choose(self.values, key=self.values.__getitem__, default=None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many trials there are in each state."""
+        return dict(Counter(str(trial["state"]) for trial in self.trials))
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command.
+
+        0 if all ended well, 1 if trials failed or are left, 128 and its number after a signal.
+        """
+        if self.signal is not None:
+            return 128 + self.signal
+        return 1 if self.reason or self.counts.get(TrialState.FAILED) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of ``helios pool run --json``."""
+        best = next((trial for trial in self.trials if trial["number"] == self.best), None)
+        return {
+            "sweep": self.name,
+            "folder": self.folder,
+            "metric": self.metric or None,
+            "direction": ("maximize" if self.maximize else "minimize") if self.metric else None,
+            "total": self.total,
+            "seconds": round(self.seconds, 3),
+            "left": self.reason or None,
+            "devices": [
+                {
+                    "name": device.name,
+                    "model": device.model,
+                    "memory_mib": round(device.memory_mib, 1),
+                    "slots": device.slots,
+                }
+                for device in self.devices
+            ],
+            "best": None if best is None else {**best, "value": self.values[best["number"]]},
+            "trials": list(self.trials),
+            "notes": list(self.notes),
+        }
+
+
+def write_parameters(parameters: Mapping[str, Any]) -> str:
+    """Return parameters as one line."""
+    return ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
+    )
+
+
+def memory_in_words(mib: float | None) -> str:
+    """Return an amount of memory, such as ``1.5 GiB``."""
+    if mib is None:
+        return ""
+    return f"{mib:,.0f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
+
+
+def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
+    """Return the trials, the best first."""
+    sign = -1.0 if result.maximize else 1.0
+
+    def key(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
+        value = result.values.get(trial["number"])
+        return (value is None, sign * (value or 0.0), trial["number"])
+
+    return sorted(result.trials, key=key)
+
+
+def pool_table(result: PoolResult) -> RenderableType:
+    """Show the best and the failed trials."""
+    shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
+    failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
+    table = plain_table(
+        "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
+    )
+    for trial in [*shown, *failed[:MOST_SHOWN]]:
+        table.add_row(*map(escape, trial_cells(result, trial)))
+    lines: list[RenderableType] = [table, ""]
+    if (more := len(result.trials) - len(shown) - len(failed[:MOST_SHOWN])) > 0:
+        lines.append(f"{more:,} more: --json, or --report FILE")
+    lines += [escape(f"Trial {trial['number']} failed: {trial.get('reason', '')}") for trial in failed[:MOST_SHOWN]]
+    return Group(*lines, *map(escape, pool_sentences(result)))
+
+
+def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
+    """Return what tables and pages show of a trial."""
+    value = result.values.get(trial["number"])
+    return [
+        str(trial["number"]),
+        write_parameters(trial["parameters"]),
+        str(trial["state"]),
+        "" if value is None else f"{value:.5g}",
+        rounded_duration(trial["seconds"]),
+        memory_in_words(trial["peak_memory_mib"]),
+        str(trial["attempts"]),
+    ]
+
+
+def pool_sentences(result: PoolResult) -> list[str]:
+    """Summarise the results and the remaining trials."""
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(result.counts.items()))
+    sentences = [
+        f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."
+    ]
+    best = next((trial for trial in result.trials if trial["number"] == result.best), None)
+    if best is not None:
+        value = result.values[best["number"]]
+        sentences.append(
+            f"Best {result.metric}: {value:.5g}, trial {best['number']} ({write_parameters(best['parameters'])})."
+        )
+    if result.reason:
+        sentences.append(f"Trials are left, since {result.reason}. The same command goes on from here.")
+    return sentences
+
+
+def pool_view(
+    snapshot: PoolSnapshot, *, counts: Mapping[str, int], total: int, seconds: float, best: str, notes: Sequence[str]
+) -> RenderableType:
+    """Show a pool while it runs.
+
+    Parameters
+    ----------
+    counts : mapping
+        Trials made so far by state.
+    total : int
+        Trials of the whole sweep.
+    best : str
+        The best trial so far, in words. Empty where none is known.
+    """
+    ended = sum(counts.get(state, 0) for state in (TrialState.FINISHED, TrialState.PRUNED, TrialState.FAILED))
+    words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])
+    lines: list[RenderableType] = [
+        f"{bar(ended / total if total else 0.0)} {ended:,} of {total:,} trials in {rounded_duration(seconds)} ({words})"
+    ]
+    running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
+    table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
+    for device in snapshot.devices:
+        on_device = [trial for trial in running if trial.device == device.name]
+        used = sum(trial.memory_mib or 0.0 for trial in on_device)
+        table.add_row(
+            escape(device.name),
+            f"{len(by_process(on_device))} of {device.slots}",
+            escape(device.model),
+            "",
+            "",
+            memory_in_words(used),
+            memory_in_words(device.memory_mib),
+        )
+        for trial in on_device[:MOST_SHOWN]:
+            table.add_row("", *_running_cells(trial, snapshot.now_s))
+    lines.append(table)
+    if best:
+        lines.append(escape(best))
+    return Group(*lines, *(escape(f"note: {note}") for note in notes[-3:]))
+
+
+def _running_cells(trial: Trial, now_s: float) -> list[str]:
+    return [
+        str(trial.number),
+        escape(write_parameters(trial.parameters)),
+        "" if trial.progress is None else f"{trial.progress:.0%}",
+        rounded_duration(now_s - (trial.started_s or now_s)),
+        memory_in_words(trial.memory_mib),
+        memory_in_words(trial.memory_limit_mib),
+    ]

@@ -1,0 +1,1097 @@
+"""Packing of trials, which share devices where that ends the sweep sooner.
+
+How much trials slow each other is not known before they run together, so the service learns it in the pool:
+
+- A Gaussian process predicts the speeds of pairs from the measured pairs and the trials' parameters.
+- A linear program over the families' remaining work gives the time that each group of trials should share a device,
+  and the price of a second of each family's work. A group is worth the work that it does in a second, at these prices.
+- A device takes the group that is worth most. It changes it where another one is worth more than a restart costs.
+
+Relish (doi 10.1145/3533028.3533309) packs by memory and by the overhead of segments; the plan by a linear program is
+that of Gavel (OSDI'20), over families instead of jobs and without knowing the speeds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from helios.training.model import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    SharedSpeed,
+    StartTrial,
+    Trial,
+    TrialState,
+    by_process,
+    fuse,
+)
+
+PRIOR_SPEED = 0.6
+"""Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""
+KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
+"""Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
+MOST_PAIRS = 320
+"""Most measured pairs used for a prediction. More would cost time and improve it little."""
+MOST_CLASSES = 40
+"""Most classes in the plan. With more families, similar ones share a class."""
+GROWTH = 1.1
+"""Least gain of a group over the same group without one trial, for which it is tried with one trial more."""
+FEW_CLASSES = 6
+"""Number of classes up to which a group grows by any class, not only by those in it."""
+URGENT, URGENT_FROM = 0.4, 0.25
+"""Worth added to a group with a trial that needs the whole planned time, so that it does not run alone at the end.
+It falls linearly to 0 for a trial that needs a quarter. Chosen on draws 200 to 203 of benchmarks/packing.py."""
+JOIN = 0.5
+"""Share of the option ``worth`` that is enough to join others, as nothing is paused for it."""
+LONG = 0.5
+"""A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
+SAMPLE_S = 80.0
+"""Approximate time until a trial's speed is known, s."""
+MOST_SAMPLING = 0.12
+"""Share of the planned time that may go into trials of unknown families.
+
+The planned time is a rough guess then. With half of this, sampling stopped midway on some draws."""
+LATE, IN_TIME = 0.5, 0.9
+"""A group in which a trial would need more than this share of the planned time loses worth, half of the excess."""
+FEW_RESTARTS = 10.0
+"""Restarts in the planned time below which no trial is paused for one that would end last."""
+LEAST_GAIN = 0.95
+"""Gain of fusing below which trials run in slots of the CPU instead; a measurement is about as exact."""
+EPSILON = 1e-9
+"""Share of the work, and of a second, that counts as zero."""
+
+Group = tuple[int, ...]
+"""Classes of the trials on a device, sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingOptions:
+    """Options of the packing of trials.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two decisions where nothing happens, s.
+    together : int
+        Most trials on a device at the same time.
+    head_room : float
+        Memory that a trial may use above the expected one, as a share of it.
+    optimism : float
+        Standard deviations added to the prediction of an unmeasured pair, so that it is tried.
+    restart_s : float
+        Cost of pausing a trial and starting it again, s.
+    worth : float
+        Least gain, as a share of a device's worth, for which a device changes its group.
+    """
+
+    every_s: int = 30
+    together: int = 8
+    head_room: float = 0.1
+    optimism: float = 1.0
+    restart_s: float = 40.0
+    worth: float = 0.04
+
+    def __post_init__(self) -> None:
+        for valid, message in (
+            (self.every_s > 0, "every_s must be positive"),
+            (1 <= self.together <= 64, "together must lie between 1 and 64"),
+            (0 <= self.head_room <= 4, "head_room must lie between 0 and 4"),
+            (0 <= self.optimism <= 10, "optimism must lie between 0 and 10"),
+            (0 <= self.restart_s < math.inf, "restart_s must be at least 0 and finite"),
+            (0 <= self.worth < 1, "worth must lie between 0 and 1"),
+        ):
+            if not valid:
+                raise ValueError(message)
+
+
+class Packing:
+    """Share devices between trials where that ends the sweep sooner.
+
+    The first trial of a family runs alone until its memory and its speed are known. An unmeasured group is tried on one
+    device at a time. The expected memory of all trials on a device, with head-room, stays within the device's. A trial
+    killed for memory starts again with half as much more, and alone after the second time.
+    """
+
+    Options = PackingOptions
+
+    def __init__(self, options: PackingOptions) -> None:
+        self.options = options
+        self.every = timedelta(seconds=options.every_s)
+
+    def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
+        """Return which trials to start where, and which to pause."""
+        actions, remaining = fuse_where_faster(snapshot)
+        decision = _Decision(remaining, self.options)
+        return [*actions, *(decision.decide() if decision.waiting or decision.running else [])]
+
+
+# Trials that one process may train.
+
+
+def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSnapshot]:
+    """Start trials together that one process trains faster.
+
+    Such a process has a GPU for itself; on the CPU it has one slot. Before its first step it measures the gain of
+    fusing, so that it is tried where nothing is known.
+
+    Returns
+    -------
+    actions : list of PoolAction
+    remaining : PoolSnapshot
+        The other trials, and what such processes leave of the devices.
+    """
+    families = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
+    if not families:
+        return [], snapshot
+    faster = {key for key, family in families.items() if fused_gain(snapshot, key) >= _sharing_gain(snapshot, family)}
+    processes = by_process(snapshot.trials)
+    used = Counter(str(process[0].device) for process in processes)
+    free = {
+        device.name: max(0, device.slots - used[device.name]) if device.kind == "cpu" else int(not used[device.name])
+        for device in snapshot.devices
+    }
+    devices = tuple(device if device.kind == "cpu" else replace(device, slots=1) for device in snapshot.devices)
+    running = {trial.number for trial in snapshot.trials if trial.state is TrialState.RUNNING}
+    fused = {trial.number for trial in snapshot.trials if trial.fusible in faster} - running
+    candidates = tuple(trial for trial in snapshot.trials if trial.number in fused | running)
+    starts = fuse(replace(snapshot, devices=devices, trials=candidates), free)
+    taken = Counter(start.device for start in starts if start.into is None)
+    for process in processes:
+        if len(process) > 1 or process[0].fusible in faster:
+            taken[str(process[0].device)] += 1
+            fused.update(trial.number for trial in process)
+    remaining_devices = tuple(
+        replace(
+            device,
+            slots=device.slots - taken[device.name],
+            memory_mib=device.memory_mib * (1 - taken[device.name] / device.slots),
+        )
+        for device in snapshot.devices
+        if taken[device.name] < (device.slots if device.kind == "cpu" else 1)
+    )
+    remaining = tuple(trial for trial in snapshot.trials if trial.number not in fused)
+    return list(starts), replace(snapshot, devices=remaining_devices, trials=remaining)
+
+
+def fused_gain(snapshot: PoolSnapshot, fusible: str) -> float:
+    """Return the speed-up of a process of many trials.
+
+    It is infinite where it was not measured, so that it is tried.
+    """
+    return max((speed.gain for speed in snapshot.fused if speed.fusible == fusible), default=math.inf)
+
+
+def _sharing_gain(snapshot: PoolSnapshot, family: str) -> float:
+    """Return the speed-up of trials of a family that share a GPU.
+
+    It is about 1 on the CPU, where slots have cores of their own.
+    """
+    if all(device.kind == "cpu" for device in snapshot.devices):
+        return LEAST_GAIN
+    speeds = [speed for speed in snapshot.speeds if speed.family == family]
+    alone = max((speed.steps_per_s for speed in speeds if not speed.beside), default=0.0)
+    shared = [
+        (len(speed.beside) + 1) * speed.steps_per_s / alone for speed in speeds if alone and {*speed.beside} == {family}
+    ]
+    return max(1.0, *shared) if shared else 2 * PRIOR_SPEED
+
+
+# Speeds of groups.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _GroupSpeeds:
+    """Speeds of groups, measured or predicted.
+
+    Attributes
+    ----------
+    class_of : dict of str to int
+        Class of each family.
+    known : bool array of shape (n_classes,)
+        Whether the speed of a class alone was measured.
+    groups : list of Group
+        Groups that are allowed. The first are single classes, in order.
+    index : dict of Group to int
+        Positions in ``groups``.
+    rates : float64 array of shape (n_groups, n_classes)
+        Seconds of work alone that a group does in a second, of each class. Unmeasured ones are optimistic.
+    measured : bool array of shape (n_groups,)
+        Whether the rates of a group were measured.
+    """
+
+    class_of: dict[str, int]
+    known: NDArray[np.bool_]
+    groups: list[Group]
+    index: dict[Group, int]
+    rates: NDArray[np.float64]
+    measured: NDArray[np.bool_]
+
+    def extensions(self, group: Group) -> list[tuple[int, int]]:
+        """Return the classes that may join a group, with the larger group's index."""
+        larger = ((added, self.index.get(tuple(sorted((*group, added))))) for added in range(len(self.known)))
+        return [(added, index) for added, index in larger if index is not None]
+
+
+Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+"""Families in their order, each with what its trials' parameters have in common."""
+
+
+@lru_cache(maxsize=8)
+def _group_speeds(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _GroupSpeeds:
+    """Return the speeds of all groups from the measured ones.
+
+    Results are cached, as the arguments seldom change between two decisions.
+    """
+    families = [family for family, _ in traits]
+    alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside and speed.steps_per_s > 0}
+    class_of, members = _classes(families, speeds, alone)
+    count = len(members)
+    measured_rates = _measured_rates(speeds, class_of, alone)
+    optimistic = np.ones((count, count))
+    all_pairs_measured = sum(len(others) == 1 for _, others in measured_rates) == count**2
+    if together > 2 or not all_pairs_measured:
+        mean, deviation = _predict_pairs(_similarity(traits, members), measured_rates)
+        optimistic = np.minimum(1.0, mean * np.exp(optimism * deviation))
+    groups: list[Group] = [()] if together < 1 else [(single,) for single in range(count)]
+    rates = [np.eye(count)]
+    measured = [np.ones(count, dtype=bool)]
+    if together >= 2:
+        pairs, pair_rates, pairs_measured = _pairs(measured_rates, optimistic)
+        groups += pairs
+        rates.append(pair_rates)
+        measured.append(pairs_measured)
+    if together > 2:
+        larger = _larger_groups(measured_rates, optimistic, together)
+        groups += [group for group, _, _ in larger]
+        rates.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
+        measured.append(np.array([is_measured for _, _, is_measured in larger], dtype=bool))
+    return _GroupSpeeds(
+        class_of=class_of,
+        known=np.array([any(family in alone for family in families) for families in members], dtype=bool),
+        groups=groups,
+        index={group: index for index, group in enumerate(groups)},
+        rates=np.concatenate(rates),
+        measured=np.concatenate(measured),
+    )
+
+
+def _measured_rates(
+    speeds: Iterable[SharedSpeed], class_of: Mapping[str, int], alone: Mapping[str, float]
+) -> dict[tuple[int, Group], float]:
+    """Return the mean measured speed of each class beside others, as a share."""
+    sums: dict[tuple[int, Group], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for speed in speeds:
+        is_known = (
+            speed.family in alone and speed.family in class_of and all(family in class_of for family in speed.beside)
+        )
+        if speed.beside and is_known:
+            total = sums[class_of[speed.family], tuple(sorted(class_of[family] for family in speed.beside))]
+            total[0] += speed.samples * min(1.2, speed.steps_per_s / alone[speed.family])
+            total[1] += speed.samples
+    return {key: total / samples for key, (total, samples) in sums.items()}
+
+
+def _pairs(
+    measured_rates: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64]
+) -> tuple[list[Group], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the pairs that fit together, their rates, and whether these were measured."""
+    count = len(optimistic)
+    first, second = np.triu_indices(count)
+    speed, exact = optimistic.copy(), np.zeros((count, count), dtype=bool)
+    for (own, others), rate in measured_rates.items():
+        if len(others) == 1:
+            speed[own, others[0]], exact[own, others[0]] = rate, True
+    fits = ~(exact & (speed <= 0))
+    fitting = fits[first, second] & fits[second, first]
+    first, second = first[fitting], second[fitting]
+    rates = np.zeros((len(first), count))
+    np.add.at(rates, (np.arange(len(first)), first), speed[first, second])
+    np.add.at(rates, (np.arange(len(first)), second), speed[second, first])
+    pairs: list[Group] = list(zip(first.tolist(), second.tolist(), strict=True))
+    return pairs, rates, exact[first, second] & exact[second, first]
+
+
+def _larger_groups(
+    measured_rates: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64], together: int
+) -> list[tuple[Group, NDArray[np.float64], bool]]:
+    """Return groups of three and more, with their rates and whether these were measured.
+
+    They are the measured ones, and those with one trial more than a measured group that gained by its last trial. The
+    added trial is of a class in the group where there are many classes, as there would be too many groups otherwise.
+    """
+    count = len(optimistic)
+    rates: dict[Group, dict[int, float]] = defaultdict(dict)
+    for (own, others), rate in measured_rates.items():
+        rates[tuple(sorted((own, *others)))][own] = rate
+    complete = {group: by_class for group, by_class in rates.items() if set(by_class) == set(group)}
+    totals = {group: sum(by_class[member] for member in group) for group, by_class in complete.items()}
+    totals |= {(single,): 1.0 for single in range(count)}
+    larger = {group: (by_class, True) for group, by_class in complete.items() if 2 < len(group) <= together}
+    for group, by_class in complete.items():
+        smaller = [totals.get(group[:i] + group[i + 1 :], 0.0) for i in range(len(group))]
+        if len(group) >= together or totals[group] < GROWTH * max(smaller):
+            continue
+        for added in range(count) if count <= FEW_CLASSES else sorted(set(group)):
+            grown = tuple(sorted((*group, added)))
+            if grown not in larger and min(optimistic[added, list(group)]) > 0:
+                guess = {member: rate * optimistic[member, added] for member, rate in by_class.items()}
+                guess[added] = min(float(np.prod(optimistic[added, list(group)])), guess.get(added, 1.0))
+                larger[grown] = (guess, False)
+    result = []
+    for group, (by_class, is_measured) in sorted(larger.items()):
+        row = np.zeros(count)
+        for member in group:
+            row[member] += by_class[member]
+        if min(by_class.values()) > 0:
+            result.append((group, row, is_measured))
+    return result
+
+
+def _classes(
+    families: Sequence[str], speeds: Iterable[SharedSpeed], alone: Mapping[str, float]
+) -> tuple[dict[str, int], list[list[str]]]:
+    """Return the class of each family, and the families of each class."""
+    if len(families) <= MOST_CLASSES:
+        return {family: index for index, family in enumerate(families)}, [[family] for family in families]
+    own_shares: dict[str, list[float]] = defaultdict(list)
+    other_shares: dict[str, list[float]] = defaultdict(list)
+    for speed in speeds:
+        if len(speed.beside) == 1 and speed.family in alone:
+            own_shares[speed.family].append(speed.steps_per_s / alone[speed.family])
+            other_shares[speed.beside[0]].append(speed.steps_per_s / alone[speed.family])
+    keys = {
+        family: (_fifth(own_shares.get(family)), _fifth(other_shares.get(family))) if family in alone else (-1, -1)
+        for family in families
+    }
+    order = {key: index for index, key in enumerate(sorted(set(keys.values())))}
+    members: list[list[str]] = [[] for _ in order]
+    for family in families:
+        members[order[keys[family]]].append(family)
+    return {family: order[key] for family, key in keys.items()}, members
+
+
+def _fifth(shares: Sequence[float] | None) -> int:
+    """Return the fifth in which the mean of some speeds lies.
+
+    It is 0 to 4, or 5 if there are none.
+    """
+    return 5 if not shares else min(4, int(5 * sum(shares) / len(shares)))
+
+
+def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """Return the similarity of classes by their parameters, of shape (n, n).
+
+    It is the mean over the parameters that differ: of positive numbers by their ratio, of other values 1 where equal.
+    """
+    by_family = dict(traits)
+    parameters = [dict(by_family[families[0]]) if len(families) == 1 else {} for families in members]
+    count, n_parameters = len(parameters), 0
+    similarity = np.zeros((count, count))
+    for name in sorted({name for row in parameters for name in row}):
+        values = [row.get(name) for row in parameters]
+        if len(set(map(repr, values))) < 2:
+            continue
+        n_parameters += 1
+        if all(v is None or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0) for v in values):
+            logs = np.log2(np.array([np.nan if v is None else v for v in values], dtype=np.float64))
+            similarity += np.nan_to_num(np.exp(-np.abs(logs[:, None] - logs[None, :]) / 2))
+        else:
+            codes = np.unique([repr(v) for v in values], return_inverse=True)[1]
+            known = np.array([v is not None for v in values])
+            similarity += (codes[:, None] == codes[None, :]) & known[:, None] & known[None, :]
+    similarity = similarity / max(1, n_parameters)
+    np.fill_diagonal(similarity, 1.0)
+    return similarity
+
+
+def _predict_pairs(
+    similarity: NDArray[np.float64], measured_rates: Mapping[tuple[int, Group], float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Predict the speed of each class beside each other one.
+
+    It is a Gaussian process over the log speed of pairs. Variances by source are in ``KERNEL``.
+
+    Returns
+    -------
+    mean : float64 array of shape (n, n)
+        Speed of the row's class beside the column's, as a share of its speed alone.
+    deviation : float64 array of shape (n, n)
+        Standard deviation of its logarithm.
+    """
+    count = len(similarity)
+    near = 0.5 * np.eye(count) + 0.5 * similarity
+    pairs = [(own, others[0], rate) for (own, others), rate in measured_rates.items() if len(others) == 1 and rate > 0]
+    pairs = pairs[:MOST_PAIRS]
+    prior = KERNEL["level"] + KERNEL["own"] + KERNEL["other"] + KERNEL["pair"] + KERNEL["alike"] * similarity**2
+    if not pairs:
+        return np.full((count, count), PRIOR_SPEED), np.sqrt(prior)
+    own = np.array([pair[0] for pair in pairs])
+    other = np.array([pair[1] for pair in pairs])
+    values = np.log(np.clip([pair[2] for pair in pairs], 0.02, 1.2)) - math.log(PRIOR_SPEED)
+    alike = similarity[own, other]
+    near_own, near_other = near[np.ix_(own, own)], near[np.ix_(other, other)]
+    kernel = (
+        KERNEL["level"]
+        + KERNEL["own"] * near_own
+        + KERNEL["other"] * near_other
+        + KERNEL["pair"] * near_own * near_other
+        + KERNEL["alike"] * np.outer(alike, alike)
+        + KERNEL["noise"] * np.eye(len(pairs))
+    )
+    inverse = np.linalg.inv(kernel)
+    weights = inverse @ values
+    rows, columns = near[:, None, own], near[None, :, other]
+    cross = (  # (n, n, number of pairs)
+        KERNEL["level"]
+        + KERNEL["own"] * rows
+        + KERNEL["other"] * columns
+        + KERNEL["pair"] * rows * columns
+        + KERNEL["alike"] * similarity[:, :, None] * alike[None, None, :]
+    )
+    mean = cross @ weights
+    explained = np.einsum("ijm,ijm->ij", cross @ inverse, cross)
+    scale = max(0.25, min(4.0, (2 + float(values @ weights)) / (2 + len(pairs))))
+    deviation = np.sqrt(np.maximum(1e-6, prior - explained) * scale)
+    return np.exp(mean) * PRIOR_SPEED, deviation
+
+
+_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
+"""Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
+
+
+def least_device_time(
+    rates: NDArray[np.float64], work: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Find the least device time in which groups do all work, by a linear program.
+
+    Parameters
+    ----------
+    rates : float64 array of shape (n_groups, n_classes)
+    work : float64 array of shape (n_classes,)
+        Remaining seconds alone.
+
+    Returns
+    -------
+    price : float64 array of shape (n_classes,)
+        Device seconds that one more second of a class's work takes.
+    time : float64 array of shape (n_groups,)
+        How long each group is on devices, s.
+    """
+    has_work = work > 0
+    price, time = np.ones(len(work)), np.zeros(len(rates))
+    if not has_work.any():
+        return price, time
+    useful = np.flatnonzero((rates[:, has_work] > 0).any(axis=1) & (rates[:, ~has_work] <= 0).all(axis=1))
+    used_rates, share = rates[np.ix_(useful, has_work)].T, work[has_work] / work.sum()
+    key = (len(rates), has_work.tobytes(), useful.tobytes())
+    solution = _solve_again(used_rates, share, _LAST_BASIS.get(key))
+    if solution is None:
+        result = linprog(np.ones(len(useful)), A_ub=-used_rates, b_ub=-share, method="highs")
+        if result.status != 0:
+            return price, time
+        solution = -result.ineqlin.marginals, result.x
+        if len(_LAST_BASIS) > 64:
+            _LAST_BASIS.clear()
+        _LAST_BASIS[key] = np.flatnonzero(np.concatenate([result.x, result.slack]) > EPSILON)
+    price[has_work], time[useful] = solution[0], solution[1] * work.sum()
+    return price, time
+
+
+def _solve_again(
+    rates: NDArray[np.float64], share: NDArray[np.float64], basis: NDArray[np.intp] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Solve with a known basis, if that is still optimal.
+
+    Work and speeds change little between two decisions, so the basis often stays the same. Only a unique solution is
+    taken, so that a result never depends on earlier ones.
+    """
+    count, groups = rates.shape
+    if basis is None or len(basis) != count:
+        return None
+    columns = np.hstack([rates, -np.eye(count)])
+    cost = np.concatenate([np.ones(groups), np.zeros(count)])
+    try:
+        inverse = np.linalg.inv(columns[:, basis])
+    except np.linalg.LinAlgError:
+        return None
+    amount, price = inverse @ share, cost[basis] @ inverse
+    reduced_cost = cost - price @ columns
+    reduced_cost[basis] = 1.0
+    if amount.min() <= EPSILON or reduced_cost.min() <= EPSILON:
+        return None
+    time = np.zeros(groups + count)
+    time[basis] = amount
+    return price, time[:groups]
+
+
+class _Decision:
+    """One decision about a pool.
+
+    Groups and classes are given by their indices in ``speeds``.
+
+    Attributes
+    ----------
+    trials_on : dict of str to list of Trial
+        Running trials of each device.
+    queue : dict of int to list of Trial
+        Waiting trials of each class that were not started yet, most work left first.
+    time_s, worth : float64 arrays of shape (n_groups,)
+        Planned time on devices that is left to each group, and the worth of its work in a second.
+    planned_s : float
+        Time until all work is done by the plan, s.
+    mean_length_s : float
+        Mean length of a trial alone, s; 0: none is known.
+    n_devices : Counter of int
+        Number of devices on which each group of several trials runs or is started.
+    unknown : set of int
+        Classes whose next trial needs a device alone.
+    sampling : bool
+        Whether trials of unknown classes are run first.
+    """
+
+    def __init__(self, snapshot: PoolSnapshot, options: PackingOptions) -> None:
+        self.options = options
+        self.devices = snapshot.devices
+        self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
+        self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
+        active = self.waiting + self.running
+        speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
+        self.speeds = _group_speeds(_traits(active, speeds), speeds, options.together, options.optimism)
+        alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside}
+        self.family_lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
+        self.family_peaks_mib: dict[str, float] = {}
+        for trial in snapshot.trials:
+            if trial.peak_memory_mib is not None:
+                peak_mib = max(trial.peak_memory_mib, self.family_peaks_mib.get(trial.family, 0.0))
+                self.family_peaks_mib[trial.family] = peak_mib
+        lengths_s = self.family_lengths_s.values()
+        self.mean_length_s = sum(lengths_s) / len(lengths_s) if lengths_s else 0.0
+        self._left_s = {trial.number: self._expected_left_s(trial) for trial in active}
+        self._needed_mib = {trial.number: self._expected_need_mib(trial) for trial in active}
+        self.trials_on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
+        for trial in self.running:
+            if trial.device in self.trials_on:
+                self.trials_on[trial.device].append(trial)
+        self.queue: dict[int, list[Trial]] = defaultdict(list)
+        for trial in sorted(self.waiting, key=lambda t: (-self.left_s(t), t.number)):
+            self.queue[self.class_of(trial)].append(trial)
+        self.actions: list[PoolAction] = []
+        self._plan(active)
+        self.unknown = {cls for cls, trials in self.queue.items() if self.must_be_alone(trials[0])}
+        sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
+        planned_s = self.planned_s if self.mean_length_s else 0.0
+        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * planned_s
+        self.pauses_to_sample = 0
+
+    def _plan(self, active: Iterable[Trial]) -> None:
+        """Plan the work of all trials, and count what runs already."""
+        work = np.zeros(len(self.speeds.known))
+        for trial in active:
+            work[self.class_of(trial)] += self.left_s(trial)
+        rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
+        price, self.time_s = least_device_time(rates, work)
+        self.worth = self.speeds.rates @ price
+        self.planned_s = float(self.time_s.sum()) / max(1, len(self.devices))
+        self.n_devices: Counter[int] = Counter()
+        for trials in self.trials_on.values():
+            group = self.group_index(trials) if len(trials) > 1 else None
+            if group is not None:
+                self.count_group(trials, group)
+
+    def _fitting_groups(self) -> NDArray[np.bool_]:
+        """Return which groups fit into the memory of the largest device.
+
+        A plan with others could not be followed, and its prices would be wrong.
+        """
+        least_mib = [math.inf] * len(self.speeds.known)
+        for trial in (*self.waiting, *self.running):
+            cls = self.class_of(trial)
+            least_mib[cls] = min(least_mib[cls], self.need_mib(trial) or 0.0)
+        largest_mib = max((device.memory_mib for device in self.devices), default=0.0)
+        fits = [len(group) == 1 or sum(least_mib[cls] for cls in group) <= largest_mib for group in self.speeds.groups]
+        return np.array(fits, dtype=bool)
+
+    def decide(self) -> list[PoolAction]:
+        """Return the actions."""
+        for device in self.devices:
+            if device.kind == "cpu":
+                self.fill_cores(device)
+        self.devices = tuple(device for device in self.devices if device.kind != "cpu")
+        free = [device for device in self.devices if not self.trials_on[device.name]]
+        for position, device in enumerate(free):
+            self.fill(device, others=len(free) - position - 1)
+        closed = self.make_room()
+        for device in self.devices:
+            trials = self.trials_on[device.name]
+            if device.name in closed or not trials or not self.settled(trials):
+                continue
+            if not (self.sampling and self.sample(device)):
+                self.join(device)
+        if not self.queue_length():
+            self.spread()
+        elif not self.actions:
+            self.even_ends()
+        if not self.actions:
+            for device in self.devices:
+                trials = self.trials_on[device.name]
+                if len(trials) > 1 and self.settled(trials):
+                    self.split_group(device)
+        return self.actions
+
+    # Starts.
+
+    def fill_cores(self, device: Device) -> None:
+        """Start a trial in each free slot of the CPU.
+
+        Slots have cores of their own there.
+        """
+        trials = self.trials_on[device.name]
+        even_mib = device.memory_mib / max(1, device.slots)
+        room_mib = device.memory_mib - sum(min(device.memory_mib, t.memory_limit_mib or even_mib) for t in trials)
+        if any(map(self.keeps_device, trials)):
+            return
+        n_started = len(trials)
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+            need_mib = min(self.need_mib(trial) or even_mib, device.memory_mib)
+            if _ran_out_twice(trial):
+                need_mib = device.memory_mib
+            if n_started < device.slots and need_mib <= room_mib * (1 + 1e-9):
+                room_mib -= need_mib
+                n_started += 1
+                self._start(trial, device, need_mib, "a slot is free")
+
+    def fill(self, device: Device, *, others: int) -> None:
+        """Start the group that is worth most on a device without trials.
+
+        ``others`` is the number of free devices after this one.
+        """
+        if not self.sampling and (late := self.late_trials()):
+            self.start(late[0], device, "it would end last", whole=self.must_be_alone(late[0]))
+            return  # other trials may join it
+        classes = [cls for cls, trials in self.queue.items() if trials]
+        sampled = [cls for cls in classes if cls in self.unknown]
+        candidates = [([self.queue[cls][0]], cls) for cls in sampled or classes]
+        if not sampled and self.queue_length() - 2 >= others and self.most_trials(device) >= 2:
+            candidates = [*self._pairs(classes, device), *candidates]
+        best: tuple[tuple[float, float, int], list[Trial]] | None = None
+        for trials, group in candidates:
+            lost = self.lateness(trials, group) if len(trials) > 1 else 0.0
+            value = float(self.worth[group]) + URGENT * max(map(self.urgency, trials)) - lost
+            key = (round(value, 2), float(self.time_s[group]), -group)
+            if best is None or key > best[0]:
+                best = (key, trials)
+        if best is None:
+            return
+        chosen = best[1]
+        group = self.speeds.index[self.group(chosen)]
+        if len(chosen) > 1:
+            self.count_group(chosen, group)
+        for trial in chosen:
+            whole = len(chosen) == 1 and self.must_be_alone(trial)
+            self.start(trial, device, self.describe(chosen, group), whole=whole)
+
+    def _pairs(self, classes: Sequence[int], device: Device) -> list[tuple[list[Trial], int]]:
+        """Return the pairs that may start on a device, with their groups.
+
+        Where a trial of a pair must be alone at first, it is only that one.
+        """
+        pairs = []
+        for i, cls in enumerate(classes):
+            for other in classes[i:]:
+                group = self.speeds.index.get((min(cls, other), max(cls, other)))
+                if group is None or not self.may_try(group) or (cls == other and len(self.queue[cls]) < 2):
+                    continue
+                if trials := self._pick_pair(cls, other, device):
+                    pairs.append((trials, group))
+        return pairs
+
+    def _pick_pair(self, cls: int, other: int, device: Device) -> list[Trial]:
+        first = self.queue[cls][0]
+        partners = [trial for trial in self.queue[other] if trial is not first]
+        for trial in (first, partners[0]):
+            if self.must_be_alone(trial):
+                return [trial]
+        need_mib = self.need_mib(first) or math.inf
+        for partner in partners:
+            partner_mib = self.need_mib(partner)
+            fits = partner_mib is not None and need_mib + partner_mib <= device.memory_mib
+            if fits and not self.must_be_alone(partner):
+                return [first, partner]
+        return []
+
+    def join(self, device: Device) -> None:
+        """Add a trial to a device if that is worth it."""
+        trials = self.trials_on[device.name]
+        group = self.group_index(trials)
+        if group is None or len(trials) >= self.most_trials(device) or any(map(self.keeps_device, trials)):
+            return
+        room_mib = device.memory_mib - sum(map(self.reserved_mib, trials))
+        best: tuple[tuple[float, float, int], Trial, int] | None = None
+        now = float(self.worth[group]) - self.lateness(trials, group)
+        for cls, larger in self.speeds.extensions(self.group(trials)):
+            trial = self.pick(cls, room_mib) if self.may_try(larger) else None
+            if trial is None:
+                continue
+            worth = float(self.worth[larger]) - self.lateness([*trials, trial], larger)
+            if worth < now + self.options.worth * JOIN:
+                continue
+            key = (round(worth + URGENT * self.urgency(trial), 2), float(self.time_s[larger]), -larger)
+            if best is None or key > best[0]:
+                best = (key, trial, larger)
+        if best is not None:
+            _, trial, larger = best
+            self.n_devices[larger] += 1
+            self.start(trial, device, self.describe([*trials, trial], larger))
+
+    def pick(self, cls: int, room_mib: float) -> Trial | None:
+        """Return the waiting trial of a class with most work left that fits beside others."""
+        for trial in self.queue.get(cls, ()):
+            need_mib = self.need_mib(trial)
+            if need_mib is not None and need_mib <= room_mib and not self.must_be_alone(trial):
+                return trial
+        return None
+
+    def start(self, trial: Trial, device: Device, reason: str, *, whole: bool = False) -> None:
+        """Start a trial, with a memory limit unless it gets the ``whole`` device."""
+        need_mib = self.need_mib(trial)
+        self._start(trial, device, None if whole or need_mib is None else need_mib, reason)
+        self.unknown.discard(self.class_of(trial))
+
+    def _start(self, trial: Trial, device: Device, need_mib: float | None, reason: str) -> None:
+        limit_mib = None if need_mib is None or need_mib >= device.memory_mib else need_mib
+        self.actions.append(
+            StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit_mib, reason=reason)
+        )
+        self.queue[self.class_of(trial)].remove(trial)
+
+    # Pauses.
+
+    def make_room(self) -> set[str]:
+        """Pause trials for waiting ones that would end last.
+
+        Such a trial may fit beside no other, and a device that others join is never free.
+
+        Returns
+        -------
+        set of str
+            Devices that no trial is to join.
+        """
+        closed: set[str] = set()
+        for trial in self.late_trials():
+            candidates = [
+                (sum(map(self.left_s, trials)), name)
+                for name, trials in ((device.name, self.trials_on[device.name]) for device in self.devices)
+                if name not in closed
+                and trials
+                and self.settled(trials)
+                and max(map(self.left_s, trials)) < 0.5 * self.left_s(trial)
+                and not any(map(self.keeps_device, trials))
+            ]
+            if not candidates:
+                break
+            name = min(candidates)[1]
+            closed.add(name)
+            reason = f"trial {trial.number} would end last, and has no device"
+            self.actions += [PauseTrial(number=other.number, reason=reason) for other in self.trials_on[name]]
+        return closed
+
+    def sample(self, device: Device) -> bool:
+        """Pause the only trial of a device for an unknown family.
+
+        Returns whether it did.
+
+        Then lengths, memory and speeds alone are known early, and long trials do not start last.
+        """
+        trials = self.trials_on[device.name]
+        being_measured = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
+        if self.pauses_to_sample >= len(self.unknown) or being_measured > len(self.devices):
+            return False  # one device for each family, also while pauses go on
+        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S:
+            return False
+        self.pauses_to_sample += 1
+        self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
+        return True
+
+    def spread(self) -> None:
+        """Pause the shortest trials of groups, for devices without trials to take."""
+        started = {action.device for action in self.actions if isinstance(action, StartTrial)}
+        n_free = sum(not self.trials_on[device.name] and device.name not in started for device in self.devices)
+        pauses: list[tuple[float, int]] = []
+        for device in self.devices:
+            trials = self.trials_on[device.name]
+            group = self.group_index(trials) if len(trials) > 1 and self.settled(trials) else None
+            if group is None or not self.mean_length_s:
+                continue
+            end_together_s = max(self.lasts_each_s(trials, group))
+            shortest = min(trials, key=lambda t: (self.left_s(t), t.number))
+            end_apart_s = max(self.left_s(t) + (self.options.restart_s if t is shortest else 0.0) for t in trials)
+            if end_together_s - end_apart_s > self.options.restart_s:
+                pauses.append((end_together_s, shortest.number))
+        for _, number in sorted(pauses, reverse=True)[:n_free]:
+            self.actions.append(PauseTrial(number=number, reason="a device without trials can take it"))
+
+    def even_ends(self) -> None:
+        """Pause a short trial for a longer one if the last then ends sooner.
+
+        It is done once no more trials wait than there are devices, and each device runs one trial.
+        """
+        waiting_s = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
+        alone = [trials[0] for device in self.devices if len(trials := self.trials_on[device.name]) == 1]
+        if not self.mean_length_s or not 0 < len(waiting_s) <= len(self.devices) or len(alone) < len(self.devices):
+            return
+        left_s = [self.left_s(trial) for trial in alone]
+        restart_s = self.options.restart_s
+        end_s = _last_end_s(left_s, waiting_s)
+        best: tuple[float, Trial] | None = None
+        for i, trial in enumerate(alone):
+            if trial.steps_per_s is None or self.keeps_device(trial):
+                continue
+            busy_s = [*left_s[:i], waiting_s[0] + restart_s, *left_s[i + 1 :]]
+            changed_end_s = _last_end_s(busy_s, [*waiting_s[1:], left_s[i] + restart_s])
+            if end_s - changed_end_s > restart_s and (best is None or changed_end_s < best[0]):
+                best = changed_end_s, trial
+        if best is not None:
+            self.actions.append(PauseTrial(number=best[1].number, reason="a waiting trial has more work left"))
+
+    def split_group(self, device: Device) -> None:
+        """Pause a trial of a group if another group is worth more."""
+        trials = self.trials_on[device.name]
+        group = self.group_index(trials)
+        if group is None:
+            return
+        now = float(self.worth[group]) - self.lateness(trials, group)
+        best: tuple[float, int] | None = None
+        for leaving in trials:
+            if self.is_urgent(leaving):
+                continue
+            staying = [trial for trial in trials if trial is not leaving]
+            lasts_s = min(self.planned_s, max(map(self.left_s, staying))) if self.mean_length_s else math.inf
+            for changed, members in self._groups_of(staying, device, without=group):
+                # An unmeasured group often turns out worse than hoped, and then costs a second restart.
+                cost_s = self.options.restart_s * (1.5 if self.speeds.measured[changed] else 3.0)
+                more = float(self.worth[changed]) - self.lateness(members, changed) - now
+                gain_s = more * lasts_s - cost_s
+                if more > self.options.worth and gain_s > 0 and (best is None or gain_s > best[0]):
+                    best = (gain_s, leaving.number)
+        if best is not None:
+            share = self.speeds.rates[group].sum()
+            reason = f"{_names(trials)} together do {share:.2f} of one alone; another group does more"
+            self.actions.append(PauseTrial(number=best[1], reason=reason))
+
+    def _groups_of(self, staying: list[Trial], device: Device, *, without: int) -> list[tuple[int, list[Trial]]]:
+        """Return the groups of the staying trials, alone or with a waiting one."""
+        smaller = self.group_index(staying)
+        if smaller is None:
+            return []
+        groups = [(smaller, staying)]
+        room_mib = device.memory_mib - sum(map(self.reserved_mib, staying))
+        for cls, larger in self.speeds.extensions(self.group(staying)):
+            if larger != without and self.may_try(larger) and (joining := self.pick(cls, room_mib)):
+                groups.append((larger, [*staying, joining]))
+        return groups
+
+    # Trials and groups.
+
+    def class_of(self, trial: Trial) -> int:
+        """Return the class of a trial's family."""
+        return self.speeds.class_of[trial.family]
+
+    def group(self, trials: Iterable[Trial]) -> Group:
+        """Return the classes of trials."""
+        return tuple(sorted(map(self.class_of, trials)))
+
+    def group_index(self, trials: Iterable[Trial]) -> int | None:
+        """Return the group of trials, or None if it is not allowed."""
+        return self.speeds.index.get(self.group(trials))
+
+    def count_group(self, trials: Sequence[Trial], group: int) -> None:
+        """Count a device as running a group, and subtract that from the plan."""
+        self.n_devices[group] += 1
+        self.time_s[group] -= min(self.time_s[group], *self.lasts_each_s(trials, group))
+
+    def may_try(self, group: int) -> bool:
+        """Return whether a group was measured, or is tried on no other device."""
+        return bool(self.speeds.measured[group]) or self.n_devices[group] == 0
+
+    def most_trials(self, device: Device) -> int:
+        """Return the most trials on a device at a time."""
+        return min(self.options.together, device.slots)
+
+    def queue_length(self) -> int:
+        """Return how many trials wait and were not started."""
+        return sum(map(len, self.queue.values()))
+
+    def settled(self, trials: Sequence[Trial]) -> bool:
+        """Return whether the speeds and the memory of a device's trials are known.
+
+        The group may have been measured on another device.
+        """
+        if all(trial.steps_per_s is not None for trial in trials):
+            return True
+        group = self.group_index(trials)
+        if group is None or not self.speeds.measured[group] or any(map(self.must_be_alone, trials)):
+            return False
+        return all(trial.peak_memory_mib is not None for trial in trials)
+
+    def must_be_alone(self, trial: Trial) -> bool:
+        """Return whether a trial needs a device alone.
+
+        Its speed or memory is not known, or it ran out of memory twice.
+        """
+        unknown = self.need_mib(trial) is None or not self.speeds.known[self.class_of(trial)]
+        return unknown or _ran_out_twice(trial)
+
+    def keeps_device(self, trial: Trial) -> bool:
+        """Return whether a running trial must keep its device for itself."""
+        return _ran_out_twice(trial) and trial.memory_limit_mib is None
+
+    def describe(self, trials: Sequence[Trial], group: int) -> str:
+        """Return why trials run together, for a person."""
+        if len(trials) == 1:
+            return "alone on its device"
+        share = self.speeds.rates[group].sum()
+        source = "measured" if self.speeds.measured[group] else "expected, to be measured"
+        return f"{_names(trials)} together do {share:.2f} of one alone ({source})"
+
+    # Time.
+
+    def left_s(self, trial: Trial) -> float:
+        """Return the expected remaining time of a trial alone, s."""
+        return self._left_s[trial.number]
+
+    def _expected_left_s(self, trial: Trial) -> float:
+        # Where no length is known, all trials count as 1 s long.
+        length_s = trial.forecast.seconds_p50 or self.family_lengths_s.get(trial.family) or self.mean_length_s or 1.0
+        return max(1e-3, length_s * (1 - min(1.0, max(0.0, trial.progress or 0.0))))
+
+    def lasts_each_s(self, trials: Sequence[Trial], group: int) -> list[float]:
+        """Return how long each of some trials takes in their group, s."""
+        counts, rates = Counter(map(self.class_of, trials)), self.speeds.rates[group]
+        return [
+            self.left_s(trial) * counts[cls] / max(1e-6, float(rates[cls]))
+            for trial, cls in ((trial, self.class_of(trial)) for trial in trials)
+        ]
+
+    def is_urgent(self, trial: Trial) -> bool:
+        """Return whether a trial would end last if it did not run now."""
+        return bool(self.mean_length_s) and self.left_s(trial) > LONG * self.planned_s
+
+    def urgency(self, trial: Trial) -> float:
+        """Return how urgent a trial is, 0 to 1.
+
+        One that starts too late ends last and alone.
+        """
+        if not self.mean_length_s or not self.planned_s:
+            return 0.0
+        return min(1.0, max(0.0, (self.left_s(trial) / self.planned_s - URGENT_FROM) / (1 - URGENT_FROM)))
+
+    def lateness(self, trials: Sequence[Trial], group: int) -> float:
+        """Return the worth that a group loses if a trial in it would end last."""
+        if not self.mean_length_s or not self.planned_s:
+            return 0.0
+        return LATE * min(1.0, max(0.0, max(self.lasts_each_s(trials, group)) / self.planned_s - IN_TIME))
+
+    def late_trials(self) -> list[Trial]:
+        """Return the waiting trials that would end last, the longest first."""
+        if not self.mean_length_s or self.planned_s < FEW_RESTARTS * self.options.restart_s:
+            return []
+        late = [t for queue in self.queue.values() for t in queue if self.left_s(t) > IN_TIME * self.planned_s]
+        return sorted(late, key=lambda t: (-self.left_s(t), t.number))
+
+    # Memory.
+
+    def need_mib(self, trial: Trial) -> float | None:
+        """Return the memory to keep for a trial, MiB, or None if nothing is known."""
+        return self._needed_mib[trial.number]
+
+    def _expected_need_mib(self, trial: Trial) -> float | None:
+        forecast = trial.forecast
+        own = max(trial.peak_memory_mib or 0.0, forecast.memory_p50_mib or forecast.memory_p95_mib or 0.0)
+        expected = own or self.family_peaks_mib.get(trial.family, 0.0)
+        need = max(expected * (1 + self.options.head_room), forecast.memory_p95_mib or 0.0)
+        if forecast.memory_most_mib is not None:
+            need = max(own, min(need, forecast.memory_most_mib))
+        if trial.out_of_memory_mib is not None:
+            need = max(need, 1.5 * trial.out_of_memory_mib)
+        return need or None
+
+    def reserved_mib(self, trial: Trial) -> float:
+        """Return the memory reserved for a running trial, MiB."""
+        if trial.memory_limit_mib is not None:
+            return trial.memory_limit_mib
+        peak_mib = trial.peak_memory_mib or trial.forecast.memory_p95_mib
+        return math.inf if not peak_mib else peak_mib * (1 + self.options.head_room)
+
+
+def _ran_out_twice(trial: Trial) -> bool:
+    return trial.out_of_memory_mib is not None and trial.attempts > 2
+
+
+def _last_end_s(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
+    """Return when the last trial ends if each runs alone, the longest first, s."""
+    ends_s = sorted(busy_s)
+    for length_s in sorted(waiting_s, reverse=True):
+        heapq.heapreplace(ends_s, ends_s[0] + length_s)
+    return max(ends_s)
+
+
+def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_s: float) -> dict[str, float]:
+    """Return the mean length of each family's trials alone, s.
+
+    It follows from forecasts, else from the progress of running trials.
+    """
+    forecast: dict[str, list[float]] = defaultdict(list)
+    running: dict[str, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.forecast.seconds_p50:
+            forecast[trial.family].append(trial.forecast.seconds_p50)
+        elif trial.started_s is not None and trial.attempts == 1 and 0.02 < (trial.progress or 0.0) <= 1:
+            speed = alone.get(trial.family) or 0.0
+            share = min(1.0, trial.steps_per_s / speed) if trial.steps_per_s and speed else 1.0
+            running[trial.family].append(max(1e-3, now_s - trial.started_s) * share / (trial.progress or 1.0))
+    return {family: sum(lengths) / len(lengths) for family, lengths in (running | forecast).items()}
+
+
+def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
+    """Return expected speeds of families never run alone."""
+    known = {speed.family for speed in measured if not speed.beside}
+    forecast = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    return tuple(
+        SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
+        for family, steps in sorted(forecast.items())
+    )
+
+
+def _names(trials: Iterable[Trial]) -> str:
+    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+
+
+def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:
+    """Return the families with the simple parameters that all their trials share.
+
+    Families without active trials, of which speeds are known, are among them unless there are too many.
+    """
+    common: dict[str, dict[str, Any]] = {}
+    for trial in trials:
+        simple = {name: v for name, v in trial.parameters.items() if isinstance(v, str | int | float)}
+        shared = common.get(trial.family)
+        common[trial.family] = (
+            simple if shared is None else {name: v for name, v in shared.items() if simple.get(name) == v}
+        )
+    ended = {speed.family for speed in speeds} - set(common)
+    if len(ended) + len(common) <= MOST_CLASSES:
+        common |= {family: {} for family in ended}
+    return tuple((family, tuple(sorted(common[family].items()))) for family in sorted(common))

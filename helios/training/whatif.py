@@ -1,0 +1,299 @@
+"""Simulation of a sweep under several rules of sharing GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.metrics.trials import GAINS, check_gains
+from helios.model.trial_runs import TrialRun
+from helios.ports import Progress, no_progress
+from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
+from helios.training.model import Device, TrialForecast
+from helios.training.pool.coordinator import family, program
+from helios.training.pool.devices import find_devices
+from helios.training.pool.state import FILE, read_runs
+from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.sweep_file import read_training_sweep
+from helios.training.run import known_runs
+from helios.training.services.packing import Packing, PackingOptions
+from helios.training.simulator import PairProfiles, PoolCosts, SimulatedTrial, compare_pool_rules
+from helios.training.whatif_report import PoolWhatIf
+from helios.units import count_in_words, rounded_duration
+
+SLOTS = 8
+"""Most trials on a GPU, as the largest fixed rule has it."""
+MOST_TRIALS = 192
+"""Trials that are simulated at most, which takes about a minute."""
+OURS = "packing"
+MEASURED_S, MEASURED_SHARE = 60.0, 0.05
+"""A speed is known after this long, or after this share of a trial, s."""
+
+
+def pool_whatif(
+    path: Path,
+    *,
+    gpus: int | None = None,
+    memory_mib: float | None = None,
+    run_time_s: float | None = None,
+    gains: tuple[float, float] | None = None,
+    watts: tuple[float, float] | None = None,
+    folders: Sequence[Path] = (),
+    database: str | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> PoolWhatIf:
+    """Simulate the trials of a sweep file under several rules.
+
+    The rules are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
+
+    Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
+    pools in ``folders``. The arguments fill in what these do not have.
+
+    Parameters
+    ----------
+    gpus : int, optional
+        GPUs of the pool. None for those of this machine.
+    memory_mib : float, optional
+        Memory of each GPU. By default what is free on those of this machine.
+    run_time_s : float, optional
+        Time of a trial alone on a GPU, where no earlier run has it.
+    gains : pair of float
+        Least and most work of two trials on a GPU, over that of one, for pairs that were never measured. None: from
+        nothing to what was measured on the best card.
+    watts : pair of float, optional
+        Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
+    database : str, optional
+        URL of the warehouse, if there is one.
+
+    Raises
+    ------
+    UsageError
+        The sweep cannot be run, or a needed value is not known.
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    gains = gains or GAINS
+    check_gains(gains)
+    sweep = read_training_sweep(path)
+    own = path.with_suffix(".pool")
+    folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
+    own_program = program(sweep)
+    known, problem = known_runs(database, own_program)
+    runs = {
+        (run.pool, run.number, run.attempt): run
+        for run in [*known, *(run for folder in folders for run in read_runs(folder))]
+        if run.program == own_program
+    }
+    past = list(runs.values())
+    model = TrialModel(past, now_s=time.time())
+    drawn = sweep.draws(MOST_TRIALS, seed=seed)
+    asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
+    forecasts = model.forecasts(asked)
+    missing = []
+    if run_time_s is None and any(forecast.seconds_p50 is None for forecast in forecasts):
+        missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))
+    if sweep.memory_mib is None and any(forecast.memory_p50_mib is None for forecast in forecasts):
+        missing.append(("its memory", 'Write memory = "4G" in the sweep file.'))
+    if gpus is not None and memory_mib is None:
+        missing.append(("the memory of a GPU", "Say how much each has: --memory 16G."))
+    if missing:
+        raise UsageError(
+            f"What a trial of {path.name} needs is not known: {', '.join(what for what, _ in missing)}.",
+            hint=f"{' '.join(hint for _, hint in missing)} Or run a part of it first: helios pool run {path}",
+        )
+    devices = _devices(gpus, memory_mib)
+    reports = not past or any(run.speeds for run in past)
+    start_up_s = median([run.start_up_s for run in past if run.start_up_s] or [PoolCosts().start_s])
+    trials = _trials(
+        sweep, asked, forecasts, past, run_time_s=run_time_s, start_up_s=start_up_s, seed=seed, reports=reports
+    )
+    measure_s = min(MEASURED_S, max(1.0, MEASURED_SHARE * median(trial.seconds for trial in trials)))
+    names = tuple(dict.fromkeys(name for _, name, _ in asked))
+    alone, shares = _speeds(names, asked, forecasts, model)
+    unmeasured = bool(np.isnan(shares[np.triu_indices(len(names))]).any())
+    notes = [problem] if problem else []
+    notes += _notes(sweep, drawn, past, forecasts, devices, start_up_s=start_up_s, reports=reports)
+    found = {}
+    cases = tuple(dict.fromkeys(gains)) if unmeasured else (None,)
+    for place, gain in enumerate(cases):
+        steps = _Steps(progress, place, len(cases))
+        filled = shares if gain is None else _with_gain(shares, gain)
+        profiles = PairProfiles(families=names, alone=alone, beside=filled)
+        found[gain] = compare_pool_rules(
+            trials,
+            devices,
+            profiles,
+            rules={OURS: Packing(PackingOptions(together=2)).decide},
+            planners={
+                "sure": Packing(PackingOptions(together=2, optimism=0.0, worth=0.01)).decide,
+                "steady": Packing(PackingOptions(together=2, optimism=0.0, worth=0.1)).decide,
+            },
+            costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
+            seed=seed,
+            forecast=partial(model.expect, own_program),
+            known_speeds=model.speeds,
+            progress=steps,
+        )
+    return PoolWhatIf(
+        name=path.name,
+        trials=len(trials),
+        devices=devices,
+        comparisons=found,
+        watts=watts or _measured_watts(past),
+        notes=tuple(notes),
+    )
+
+
+class _Steps:
+    """Progress of a comparison, one step for each rule."""
+
+    RULES = 10
+
+    def __init__(self, progress: Progress, place: int, count: int) -> None:
+        self._progress, self._done, self._of = progress, place * self.RULES, count * self.RULES
+
+    def __call__(self, _: str) -> None:
+        self._progress("Simulating", min(1.0, self._done / self._of))
+        self._done += 1
+
+
+def _devices(gpus: int | None, memory_mib: float | None) -> tuple[Device, ...]:
+    if gpus is not None:
+        return tuple(
+            Device(name=f"gpu:{place}", kind="gpu", memory_mib=memory_mib or 0.0, slots=SLOTS) for place in range(gpus)
+        )
+    try:
+        found = find_devices(kind="gpu", memory_mib=memory_mib, gpu_slots=SLOTS)
+    except UsageError as reason:
+        raise UsageError(
+            "No GPU is visible here, so it is not known what to simulate.", hint="Say it: --gpus 4 --memory 16G"
+        ) from reason
+    return tuple(replace(device, slots=SLOTS) for device in found)
+
+
+def _trials(
+    sweep: TrainingSweep,
+    asked: Sequence[tuple[str, str, Mapping[str, Any]]],
+    forecasts: Sequence[TrialForecast],
+    past: Sequence[TrialRun],
+    *,
+    run_time_s: float | None,
+    start_up_s: float,
+    seed: int,
+    reports: bool,
+) -> list[SimulatedTrial]:
+    """Return the trials to simulate.
+
+    A trial that ran before with the same parameters needs the same again. Others are drawn from the forecast.
+    """
+    random = np.random.default_rng(seed)
+    ran = {repr(sorted(fact.parameters.items())): fact for fact in trial_facts(past)}
+    places = {name: place for place, name in enumerate(dict.fromkeys(name for _, name, _ in asked))}
+    trials = []
+    for (_, name, parameters), forecast in zip(asked, forecasts, strict=True):
+        fact = ran.get(repr(sorted(parameters.items())))
+        normal = random.standard_normal(2)
+        seconds = _draw(forecast.seconds_p50, forecast.seconds_p90, NORMAL_90, normal[0]) or run_time_s or 0.0
+        memory = _draw(forecast.memory_p50_mib, forecast.memory_p95_mib, NORMAL_95, normal[1])
+        if fact is not None:
+            seconds, memory = fact.seconds or seconds, fact.memory_mib or memory
+        trials.append(
+            SimulatedTrial(
+                family=places[name],
+                seconds=max(1.0, seconds - start_up_s),
+                memory_mib=memory or sweep.memory_mib or 0.0,
+                parameters=parameters,
+                reports=reports,
+            )
+        )
+    return trials
+
+
+def _draw(middle: float | None, high: float | None, normal_high: float, normal: float) -> float | None:
+    """Return a lognormal value, by its median and one quantile."""
+    if middle is None or high is None:
+        return middle
+    return float(middle * (high / middle) ** (normal / normal_high))
+
+
+def _speeds(
+    names: Sequence[str],
+    asked: Sequence[tuple[str, str, Mapping[str, Any]]],
+    forecasts: Sequence[TrialForecast],
+    model: TrialModel,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the speeds of families alone and in pairs.
+
+    A speed alone is in steps a second. One in a pair is a share of it, and NaN where the pair was not measured.
+    """
+    expected = {name: forecast.steps_per_s for (_, name, _), forecast in zip(asked, forecasts, strict=True)}
+    alone = np.array([expected[name] or 1.0 for name in names])
+    place = {name: at for at, name in enumerate(names)}
+    shares = np.full((len(names), len(names)), np.nan)
+    for speed in model.speeds:
+        if len(speed.beside) == 1 and speed.family in place and speed.beside[0] in place and expected[speed.family]:
+            at = place[speed.family]
+            shares[at, place[speed.beside[0]]] = min(1.0, speed.steps_per_s / alone[at])
+    return alone, shares
+
+
+def _with_gain(shares: NDArray[np.float64], gain: float) -> NDArray[np.float64]:
+    """Return shares in which pairs that were never measured have a gain."""
+    other = shares.T
+    guess = np.where(np.isnan(other), gain / 2, np.clip(gain - other, 0.05, 1.0))
+    return np.where(np.isnan(shares), guess, shares)
+
+
+def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
+    """Return the measured power of an idle and a busy GPU.
+
+    A busy GPU was measured with one trial on it. The power of an idle one is not measured, so it is NaN.
+    """
+    alone = [run for run in past if run.energy_j and run.seconds > 0 and not any(speed.beside for speed in run.speeds)]
+    if not alone:
+        return None
+    return float("nan"), sum(run.energy_j or 0.0 for run in alone) / sum(run.seconds for run in alone)
+
+
+def _notes(
+    sweep: TrainingSweep,
+    drawn: Sequence[Mapping[str, Any]],
+    past: Sequence[TrialRun],
+    forecasts: Sequence[TrialForecast],
+    devices: Sequence[Device],
+    *,
+    start_up_s: float,
+    reports: bool,
+) -> list[str]:
+    """Return notes on the sources of the figures and on assumptions."""
+    notes = []
+    if past:
+        known = sum(forecast.seconds_p50 is not None for forecast in forecasts)
+        on = ", ".join(sorted({run.device_model or run.device_kind for run in past}))
+        notes.append(
+            f"Needs of {known:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
+        )
+        if any(run.device_kind != device.kind for run in past for device in devices):
+            notes.append("These runs were not on GPUs, so run times and memory will differ there.")
+    if not past:
+        notes.append(
+            f"{sweep.path.name} never ran, so its program is taken to report steps, and all trials to be equal."
+        )
+    elif not reports:
+        notes.append(f"Trials report no steps, so {OURS} keeps a GPU for each: see docs/sweep-file.md.")
+    if len(drawn) < sweep.trials:
+        notes.append(f"The first {len(drawn):,} of {sweep.trials:,} trials are simulated.")
+    if sweep.search is not None:
+        notes.append("Parameters that the search will choose were drawn evenly, and no trial ends early.")
+    notes.append(f"A start takes {rounded_duration(start_up_s)}.")
+    return notes

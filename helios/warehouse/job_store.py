@@ -1,0 +1,178 @@
+"""Jobs in the warehouse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import sqlalchemy as sa
+
+from helios import model
+from helios.errors import FrameInvalid
+from helios.model import columns_of_id
+from helios.warehouse import schema
+from helios.warehouse.clusters import find_cluster_id
+from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
+from helios.warehouse.engine import reading, writing
+from helios.warehouse.rows import ORDER, RowStore, between, select_columns
+
+
+class JobStore(RowStore):
+    """Methods of ``Warehouse`` that concern jobs."""
+
+    def jobs(
+        self,
+        cluster: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        columns: Sequence[str] | None = None,
+        last: int | None = None,
+        unended_at: datetime | None = None,
+    ) -> pd.DataFrame:
+        """Return a cluster's jobs submitted in [since, until), in submission order.
+
+        Parameters
+        ----------
+        cluster : str
+            Name of the cluster.
+        since, until : datetime, optional
+            Bounds of the submit time; None means no bound.
+        columns : sequence of str, optional
+            Columns of ``JOBS`` to return, by default all; each has its declared type.
+        last : int, optional
+            Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
+        unended_at : datetime, optional
+            Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
+            left out too.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is not one of ``JOBS``.
+        """
+        names = list(dict.fromkeys(model.JOBS.names if columns is None else columns))
+        if unknown := [name for name in names if name not in model.JOBS.by_name]:
+            raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
+        types = {name: model.JOBS.by_name[name].dtype for name in names}
+        submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            query = select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *ORDER]))
+            query = between(query, submitted_at, since, until)
+            if unended_at is not None:
+                moment = stored_time(unended_at)
+                # A recorded end may be before the submission.
+                query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
+            if last is not None:
+                newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+                first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
+                query = query.where(submitted_at >= sa.func.coalesce(first, 0))
+            # No variable has the table, so that frame_of can free its columns.
+            return frame_of(
+                in_order(self._bulk.select(connection, query)).select(names),
+                types,
+                StringTable(connection, self._bulk),
+            )
+
+    def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
+        """Return the jobs with an id as people write it, in submission order.
+
+        A task of a job array is written ``123_7``, and a part of a heterogeneous job ``123+0``. Only jobs submitted at
+        or after ``since`` are returned. Without it every job is looked at, which takes seconds for millions.
+        """
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            query = select_columns(schema.jobs, cluster_id, ["submitted_at"])
+            query = between(query, schema.jobs.c.submitted_at, since, None).where(_has_name(name))
+            frame = self._jobs_at(connection, cluster_id, query)
+        parts = columns_of_id(name)
+        is_part = np.all([frame[column] == value for column, value in parts.items()], axis=0) & bool(parts)
+        named: pd.DataFrame = frame[(frame["job_id"] == name) | is_part].reset_index(drop=True)
+        return named
+
+    def requeued_runs(self, cluster: str, job_id: str) -> pd.DataFrame:
+        """Return the runs with an id that follow another one or are followed.
+
+        They are in submission order. An index makes this fast, however long the history is. The id may have been used
+        again.
+        """
+        table = schema.requeues
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            query = select_columns(table, cluster_id, ["submitted_at"]).where(table.c.job_id == job_id)
+            frame = self._jobs_at(connection, cluster_id, query)
+        return frame[frame["job_id"] == job_id].reset_index(drop=True)
+
+    def _jobs_at(self, connection: sa.Connection, cluster_id: int, query: sa.Select[Any]) -> pd.DataFrame:
+        """Return the jobs with the submit times that a query gives.
+
+        They are read by these, since ``Bulk.select`` takes only numbers.
+        """
+        times = list(connection.execute(query).scalars())
+        jobs = select_columns(schema.jobs, cluster_id, model.JOBS.names)
+        table = self._bulk.select(connection, jobs.where(schema.jobs.c.submitted_at.in_(times)))
+        return frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
+
+    def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
+        """Return whether a user has a job with an id as people write it.
+
+        It takes as long for an id of nobody, of another user and of this one: all jobs since ``since`` are looked at.
+        """
+        jobs, texts = schema.jobs.c, schema.names.c
+        with reading(self._engine) as connection:
+            number = sa.select(texts.name_id).where(texts.digest == text_digest(user)).scalar_subquery()
+            query = sa.select(sa.func.count()).where(
+                jobs.cluster_id == find_cluster_id(connection, cluster),
+                jobs.submitted_at >= stored_time(since),
+                jobs.user == number,
+                _has_name(name),
+            )
+            return bool(connection.execute(query).scalar_one())
+
+    def names_gpus(self, cluster: str) -> bool:
+        """Return whether any job of a cluster holds a GPU."""
+        jobs = schema.jobs.c
+        with reading(self._engine) as connection:
+            held = sa.select(jobs.gpus).where(jobs.cluster_id == find_cluster_id(connection, cluster), jobs.gpus > 0)
+            return connection.execute(held.limit(1)).first() is not None
+
+    def settle_unnamed_gpus(self, cluster: str) -> int:
+        """Store that jobs whose lists name no GPU hold none.
+
+        It is for a cluster of which other jobs turned out to name theirs. Returns how many jobs these are.
+        """
+        jobs, texts = schema.jobs.c, schema.names.c
+        shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))
+        lists = (jobs.tres_requested, jobs.tres_allocated)
+        with writing(self._engine) as connection:
+            with_shares = connection.execute(sa.select(texts.name_id).where(shares)).scalars().all()
+            unnamed = (
+                sa.update(schema.jobs)
+                .values(gpus=0.0)
+                .where(
+                    jobs.cluster_id == find_cluster_id(connection, cluster),
+                    jobs.gpus.is_(None),
+                    sa.or_(*(column.is_not(None) for column in lists)),
+                    *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
+                )
+            )
+            return int(connection.execute(unnamed).rowcount)
+
+    def ended_jobs(self, cluster: str, *, since: datetime) -> int:
+        """Return the number of finished jobs submitted at or after ``since``."""
+        jobs = schema.jobs.c
+        with reading(self._engine) as connection:
+            query = sa.select(sa.func.count(jobs.ended_at)).where(
+                jobs.cluster_id == find_cluster_id(connection, cluster)
+            )
+            return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
+
+
+def _has_name(name: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a job has an id as people write it."""
+    parts = [schema.jobs.c[column] == value for column, value in columns_of_id(name).items()]
+    return sa.or_(schema.jobs.c.job_id == name, sa.and_(*parts) if parts else sa.false())

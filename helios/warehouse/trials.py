@@ -1,0 +1,84 @@
+"""Trials of training pools in the warehouse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+
+import sqlalchemy as sa
+
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.engine import reading, writing
+from helios.warehouse.schema import SECOND_US
+
+MOST_RUNS_READ = 20_000
+"""Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
+_TRIAL_COLUMNS = tuple(
+    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
+)
+"""Fields of ``TrialRun`` that are stored as they are."""
+
+
+class TrialStore:
+    """Methods of ``Warehouse`` that concern trials.
+
+    A pool may run anywhere, so its trials belong to a user and not to a cluster.
+    """
+
+    _engine: sa.Engine
+    _bulk: Bulk
+
+    def add_trial_runs(self, runs: Iterable[TrialRun], *, user: str) -> int:
+        """Store runs of trials, and return how many were new.
+
+        A stored run stays as it is.
+        """
+        rows = {(run.pool, run.number, run.attempt): _trial_row(run, user) for run in runs}
+        table = schema.trial_runs
+        with writing(self._engine) as connection:
+            keys = sa.select(table.c.pool, table.c.number, table.c.attempt)
+            for pool in {pool for pool, _, _ in rows}:
+                for row in connection.execute(keys.where(table.c.pool == pool)).all():
+                    rows.pop((row.pool, row.number, row.attempt), None)
+            if rows:
+                connection.execute(sa.insert(table), list(rows.values()))
+        return len(rows)
+
+    def trial_runs(self, *, user: str, program: str | None = None) -> list[TrialRun]:
+        """Return a user's last 20,000 runs of trials, oldest first."""
+        table = schema.trial_runs
+        query = sa.select(table).where(table.c.user == user)
+        if program is not None:
+            query = query.where(table.c.program == program)
+        order = (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)
+        newest = query.order_by(*(column.desc() for column in order))
+        with reading(self._engine) as connection:
+            return [_trial_run(row) for row in connection.execute(newest.limit(MOST_RUNS_READ))][::-1]
+
+
+def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
+    speeds = [[list(speed.beside), speed.steps_per_s, speed.seconds] for speed in run.speeds]
+    return {name: getattr(run, name) for name in _TRIAL_COLUMNS} | {
+        "user": user,
+        "started_at": round(run.started_s * SECOND_US),
+        "parameters": json.dumps(dict(run.parameters), default=str),
+        "speeds": json.dumps(speeds),
+        "metrics": json.dumps(dict(run.metrics)),
+    }
+
+
+def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
+    values = row._mapping
+    return TrialRun(
+        **{name: values[name] for name in _TRIAL_COLUMNS},
+        started_s=values["started_at"] / SECOND_US,
+        parameters=json.loads(values["parameters"]),
+        speeds=tuple(
+            MeasuredSpeed(beside=tuple(beside), steps_per_s=steps, seconds=seconds)
+            for beside, steps, seconds in json.loads(values["speeds"])
+        ),
+        metrics=json.loads(values["metrics"]),
+    )

@@ -1,0 +1,125 @@
+"""Sweeps: their combinations, draws and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.training.pool.search import open_search
+from helios.training.pool.sweep import SearchMethod, TrainingSweep, ValueRange, format_value
+from tests.examples import examples
+from tests.unit.training.pool.sweeps import GRID, Reader, ask_all
+
+pytestmark = pytest.mark.usefixtures("python_is_found")
+VALUES = st.one_of(
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+)
+
+
+def test_grid_is_every_combination_in_order(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(GRID), tmp_path / "pool")
+    asked = ask_all(search)
+    assert [trial.number for trial in asked] == list(range(6))
+    expected = [{"lr": lr, "width": width} for lr, width in product([0.1, 0.01], [32, 64, 128])]
+    assert [trial.parameters for trial in asked] == expected
+
+
+def test_command_is_filled_word_by_word(sweep: Reader, tmp_path: Path) -> None:
+    read = sweep(
+        'command = "python train.py --name={name} {{x}} --out runs/{trial} {checkpoints}"\n'
+        "[parameters]\nname = [\"a b; rm -rf '$HOME'\"]\n"
+    )
+    assert read.fill(read.combination(0), trial=3, checkpoints=tmp_path) == [
+        "python",
+        "train.py",
+        "--name=a b; rm -rf '$HOME'",
+        "{x}",
+        "--out",
+        "runs/3",
+        str(tmp_path),
+    ]
+
+
+def test_steps_and_whole_ranges_are_a_grid(sweep: Reader) -> None:
+    read = sweep(
+        'command = "python train.py {a} {b} {c}"\n[parameters]\n'
+        "a = { low = 0.1, high = 0.5, step = 0.1 }\nb = { low = 1, high = 3, int = true }\nc = true\n"
+    )
+    assert read.trials == 15
+    assert [read.combination(place)["a"] for place in range(0, 15, 3)] == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [read.combination(place)["b"] for place in range(3)] == [1, 2, 3]
+    assert read.fill(read.combination(0), trial=0, checkpoints=Path())[2:] == ["0.1", "1", "true"]
+
+
+def test_program_may_read_its_parameters_itself(sweep: Reader) -> None:
+    read = sweep('command = "python train.py"\nreads_parameters = true\n[parameters]\nlr = [0.1, 0.2]\n')
+    assert read.fill(read.combination(1), trial=1, checkpoints=Path()) == ["python", "train.py"]
+
+
+@settings(max_examples=examples(50))
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(min_codepoint=32, exclude_characters='{}"\\'), max_size=5),
+            st.none() | st.sampled_from("ab"),
+        )
+    ),
+    VALUES,
+    VALUES,
+)
+def test_filling_replaces_placeholders_and_nothing_else(parts: list[tuple[str, str | None]], a: Any, b: Any) -> None:
+    words = ("true", *(text.replace("{", "{{") + (f"{{{name}}}" if name else "{{}}") for text, name in parts))
+    values = {"a": a, "b": b}
+    sweep = TrainingSweep(path=Path(), command=words, parameters={}, cwd=Path())
+    expected = [text + (format_value(values[name]) if name else "{}") for text, name in parts]
+    assert sweep.fill(values, trial=0, checkpoints=Path()) == ["true", *expected]
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 4)), unique_by=lambda each: each[0]))
+def test_combinations_are_all_there_once(sizes: list[tuple[str, int]]) -> None:
+    spaces: dict[str, Any] = {name: tuple(range(size)) for name, size in sizes}
+    sweep = TrainingSweep(path=Path(), command=("true",), parameters=spaces, cwd=Path())
+    made = [sweep.combination(number) for number in range(sweep.trials)]
+    assert made == [dict(zip(spaces, each, strict=True)) for each in product(*spaces.values())]
+
+
+def test_range_ends_are_values() -> None:
+    assert ValueRange(low=0.1, high=0.3, step=0.1).values() == (0.1, 0.2, 0.3)
+    assert ValueRange(low=2.0, high=2.0).values() == (2.0,)
+    assert ValueRange(low=0.0, high=1.0).values() is None
+
+
+@given(seed=st.integers(0, 1_000), count=st.integers(1, 20))
+@settings(max_examples=examples(20), deadline=None)
+def test_what_a_search_may_choose_is_drawn_from_its_space(seed: int, count: int) -> None:
+    parameters = {
+        "lr": ValueRange(low=1e-4, high=1e-1, log=True),
+        "layers": ValueRange(low=2, high=8, whole=True, log=True),
+        "dropout": ValueRange(low=0.0, high=0.5, step=0.1),
+        "width": (32, 64),
+    }
+    method = SearchMethod(trials=10)
+    drawn = TrainingSweep(
+        path=Path("sweep.toml"), command=("true",), parameters=parameters, search=method, cwd=Path()
+    ).draws(count, seed=seed)
+    assert len(drawn) == min(10, count)
+    for trial in drawn:
+        assert 1e-4 <= trial["lr"] <= 1e-1
+        assert trial["layers"] in range(2, 9)
+        assert trial["dropout"] in {0.0, 0.1, 0.2, 0.3, 0.4, 0.5}
+        assert trial["width"] in {32, 64}
+
+
+def test_the_grid_is_drawn_in_order(sweep: Callable[[str], TrainingSweep]) -> None:
+    read = sweep(GRID)
+    assert read.draws(4, seed=0) == [read.combination(number) for number in range(4)]

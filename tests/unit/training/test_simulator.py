@@ -1,0 +1,197 @@
+"""A simulated pool runs trials as fast as was measured, and shows a rule only what a pool would know."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StartTrial, TrialState
+from helios.training.simulator import (
+    PairProfiles,
+    PoolCosts,
+    ProfilesInvalid,
+    SimulatedPool,
+    SimulatedTrial,
+    compare_pool_rules,
+    longest_first,
+    read_pair_profiles,
+    share_fixed,
+)
+from tests.examples import examples
+
+FREE = PoolCosts(start_s=0.0, pause_s=0.0, measure_s=10.0, noise=0.0)
+GPU = Device(name="gpu:0", kind="gpu", memory_mib=16_000.0)
+
+
+def profiles(beside: list[list[float]]) -> PairProfiles:
+    names = tuple("abcdef"[: len(beside)])
+    return PairProfiles(families=names, alone=np.arange(1.0, len(names) + 1), beside=np.array(beside))
+
+
+def gpus(count: int) -> list[Device]:
+    return [dataclasses.replace(GPU, name=f"gpu:{place}") for place in range(count)]
+
+
+def test_two_trials_run_as_fast_as_measured_and_the_rest_alone() -> None:
+    # a does .8 beside b and ends after 125 s; b did .5 of that and has 37.5 s left, alone.
+    trials = [SimulatedTrial(family=0, seconds=100.0), SimulatedTrial(family=1, seconds=100.0)]
+    found = SimulatedPool(trials, [GPU], profiles([[0.5, 0.8], [0.5, 0.5]]), costs=FREE).run(share_fixed(2))
+    assert found.ended_s == pytest.approx((125.0, 162.5))
+    assert found.busy_gpu_s == pytest.approx(162.5)
+
+
+def test_three_on_a_device_run_in_pairs_by_turns() -> None:
+    trials = [SimulatedTrial(family=0, seconds=60.0)] * 3
+    found = SimulatedPool(trials, [GPU], profiles([[0.75]]), costs=FREE).run(share_fixed(3))
+    assert found.makespan_s == pytest.approx(3 * 60.0 / 1.5)
+
+
+def test_a_start_is_paid_at_each_attempt_and_slows_nobody() -> None:
+    trials = [SimulatedTrial(family=0, seconds=100.0), SimulatedTrial(family=0, seconds=100.0, arrives_s=50.0)]
+    costs = dataclasses.replace(FREE, start_s=20.0)
+    found = SimulatedPool(trials, [GPU], profiles([[0.5]]), costs=costs).run(share_fixed(2))
+    # Alone until the second has started at 70 s, with 50 s done; then half as fast, until 170 s.
+    assert found.ended_s[0] == pytest.approx(170.0)
+
+
+def test_a_newcomer_that_does_not_fit_is_killed_alone() -> None:
+    trials = [SimulatedTrial(family=0, seconds=100.0, memory_mib=9_000.0)] * 2
+    seen: list[float | None] = []
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        seen.extend(trial.out_of_memory_mib for trial in snapshot.trials)
+        return share_fixed(2)(snapshot)  # type: ignore[return-value]  # because it returns a list
+
+    found = SimulatedPool(trials, [GPU], profiles([[0.9]]), costs=FREE).run(decide)
+    assert (found.out_of_memory, found.out_of_memory_late) == (1, 0)
+    assert found.ended_s == pytest.approx((100.0, 200.0))
+    assert 7_000.0 in seen
+
+
+def test_a_paused_trial_keeps_its_progress() -> None:
+    trials = [SimulatedTrial(family=0, seconds=100.0), SimulatedTrial(family=0, seconds=1.0, arrives_s=40.0)]
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        first = snapshot.trials[0]
+        waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
+        running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
+        if snapshot.now_s == 40.0 and first in running:
+            return [PauseTrial(number=0, reason="test")]
+        if waiting and not running:
+            return [StartTrial(number=waiting[-1].number, device="gpu:0", memory_limit_mib=None, reason="test")]
+        return []
+
+    found = SimulatedPool(trials, [GPU], profiles([[0.9]]), costs=FREE).run(decide)
+    assert found.ended_s == pytest.approx((101.0, 41.0))
+    assert (found.starts, found.pauses) == (3, 1)
+
+
+def test_a_speed_is_shown_only_after_it_was_measured() -> None:
+    trials = [SimulatedTrial(family=0, seconds=100.0)] * 2
+    seen: list[tuple[float, int]] = []
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        seen.append((snapshot.now_s, len(snapshot.speeds)))
+        assert all(t.forecast.seconds_p50 is None for t in snapshot.trials) or snapshot.now_s >= 10.0
+        return list(share_fixed(2)(snapshot))
+
+    SimulatedPool(trials, [GPU], profiles([[0.9]]), costs=FREE).run(decide)
+    assert {speeds for now, speeds in seen if now < 10.0} == {0}
+    assert max(speeds for _, speeds in seen) == 1
+
+
+def test_a_rule_is_asked_between_events() -> None:
+    asked: list[float] = []
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        asked.append(snapshot.now_s)
+        return list(share_fixed(1)(snapshot))
+
+    found = SimulatedPool([SimulatedTrial(family=0, seconds=1_000.0)], [GPU], profiles([[0.9]]), costs=FREE).run(decide)
+    assert found.makespan_s == pytest.approx(1_000.0)
+    assert max(np.diff([*asked, found.makespan_s])) <= 1_000.0 / 20 + 1e-6
+
+
+@given(changed=st.lists(st.floats(0.3, 1.0), min_size=3, max_size=3))
+@settings(max_examples=examples(20), deadline=None)
+def test_what_was_not_measured_yet_changes_nothing_before(changed: list[float]) -> None:
+    """The speeds beside c differ, and nothing that is shown before c starts does."""
+    shown = []
+    for last in ([0.5, 0.5, 0.5], changed):
+        table = [[0.9, 0.8, last[0]], [0.7, 0.6, last[1]], [last[2], 0.5, 0.5]]
+        trials = [
+            SimulatedTrial(family=0, seconds=100.0),
+            SimulatedTrial(family=1, seconds=90.0),
+            SimulatedTrial(family=2, seconds=50.0, arrives_s=60.0),
+        ]
+        seen: list[PoolSnapshot] = []
+
+        def decide(snapshot: PoolSnapshot, seen: list[PoolSnapshot] = seen) -> list[PoolAction]:
+            if snapshot.now_s < 60.0:
+                seen.append(snapshot)
+            return list(share_fixed(3)(snapshot))
+
+        SimulatedPool(trials, [GPU], profiles(table), costs=FREE).run(decide)
+        shown.append(seen)
+    assert shown[0] == shown[1]
+
+
+@given(
+    seconds=st.lists(st.integers(1, 50), min_size=1, max_size=6),
+    count=st.integers(1, 3),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_longest_first_alone_is_no_worse_than_four_thirds_of_the_best(seconds: list[int], count: int) -> None:
+    """Graham's bound, against every assignment."""
+    trials = [SimulatedTrial(family=0, seconds=float(length)) for length in seconds]
+    found = compare_pool_rules(trials, gpus(count), profiles([[0.4]]), rules={}, planners={}, fixed=(2,), costs=FREE)
+    best = min(_list_scheduled(order, count) for order in permutations(seconds))
+    assert best - 1e-6 <= found.outcomes["oracle"].makespan_s <= (4 / 3 - 1 / (3 * count)) * best + 1e-6
+
+
+def _list_scheduled(order: tuple[int, ...], count: int) -> float:
+    free = [0.0] * count
+    for length in order:
+        free[free.index(min(free))] += length
+    return max(free)
+
+
+def test_a_rule_that_starts_nothing_is_refused() -> None:
+    pool = SimulatedPool([SimulatedTrial(family=0, seconds=1.0)], [GPU], profiles([[0.9]]))
+    with pytest.raises(RuntimeError, match="starts nothing"):
+        pool.run(lambda _: [])
+
+
+def test_a_comparison_is_json_and_shares_the_oracles_gain() -> None:
+    trials = [SimulatedTrial(family=0, seconds=100.0)] * 4
+    found = compare_pool_rules(
+        trials, gpus(1), profiles([[0.9]]), rules={"first": longest_first}, planners={}, fixed=(2,), costs=FREE
+    )
+    assert found.outcomes["oracle"].makespan_s == pytest.approx(400.0 / 1.8)
+    rules = found.to_json()["rules"]
+    assert rules["fixed 2"]["share_of_oracle_gain"] == pytest.approx(1.0)
+    assert rules["first"]["share_of_oracle_gain"] == pytest.approx(0.0)
+    assert rules["fixed 2"]["unused_reserved"] is None
+
+
+def test_published_speeds_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "speeds.csv"
+    file.write_text(
+        "gpu,model,gpus,other_model,other_gpus,steps_per_s,other_steps_per_s\n"
+        "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,1\nv100,A,1,A,1,0,0\nv100,B,1,B,1,2,2\nk80,A,1,,,3,\n"
+    )
+    found = read_pair_profiles(file, gpu="v100")
+    assert found.families == ("A", "B")
+    assert found.alone.tolist() == [10.0, 4.0]
+    np.testing.assert_allclose(found.beside, [[np.nan, 0.8], [0.25, 0.5]])
+    with pytest.raises(ProfilesInvalid, match="no speeds of 'h100'"):
+        read_pair_profiles(file, gpu="h100")
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(ProfilesInvalid, match="cannot be read"):
+        read_pair_profiles(file, gpu="v100")
