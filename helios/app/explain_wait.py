@@ -93,9 +93,9 @@ def explain_wait(
     unit = best_unit(setup.machine.resource)
 
     def start(plan: Scenario, replay: Replay) -> ReplayedStart:
-        today = " (today)" if plan == BASELINE else ""
+        plain = " (plain)" if plan == BASELINE else ""
         return ReplayedStart(
-            label=f"{scenario_label(**plan.parts, unit=unit)}{today}",
+            label=f"{scenario_label(**plan.parts, unit=unit)}{plain}",
             started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )
