@@ -55,6 +55,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.predict.demand.types import Calendar
+
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
 from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
@@ -62,19 +64,18 @@ from helios.app.history import LoadedHistory, ingest, read_file
 from helios.app.model_registry import judge
 from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
-from helios.app.study import NodeRecords, study, study_levels
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
 from helios.config import Energy, Settings
 from helios.ingest import synthetic_trace, write_helios_csv
-from helios.ingest.node_series import read_partition_levels
 from helios.metrics.statistics import rank_correlation
-from helios.metrics.study.figure_data import FigureSource, published, summary
-from helios.metrics.study.figures import study_figures
 from helios.model import JOBS, NODES
-from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
+from helios.study.figures.catalog import study_figures
+from helios.study.figures.source import FigureSource, published, summary
+from helios.study.levels_file import read_partition_levels
+from helios.study.study import NodeRecords, study, study_levels
 from helios.training.repeated.replay import PackingCase, find_repeated
 from helios.units import HOUR_S, percent
 

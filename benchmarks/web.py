@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.study import JOBS_A_DAY, START
 from helios.app.history import ingest
 from helios.app.reports import ReportQuery, open_context
-from helios.app.study import load_study, store_study, study
 from helios.config import Settings
 from helios.ingest import synthetic_trace, write_helios_csv
+from helios.study.study import load_study, store_study, study
 from helios.web.server import Access, web_application
 from helios.web.site import Site
 

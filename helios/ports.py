@@ -149,7 +149,7 @@ class NodeCluster(Protocol):
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster, with ``power``.
 
-        Predictions and ``demand`` are missing.
+        Predictions, ``use`` and ``forecast`` are missing.
 
         Raises
         ------

@@ -70,7 +70,7 @@ from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
 from helios.simulate import Ageing, Backfill, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.slurm import replay_slurm
-from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
+from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_node, a_use
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
@@ -286,8 +286,8 @@ LEFT_OUT = {
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",
     "pool whatif": "it needs a sweep file; tests/unit/training/test_whatif.py holds its answer",
-    "study compare": "it reads what two studies wrote; tests/unit/metrics/test_study.py compares such",
-    "trace export": "it draws a key and writes files; tests/unit/app/test_export.py reads them back",
+    "study compare": "it reads what two studies wrote; tests/unit/study/test_study.py compares such",
+    "trace export": "it draws a key and writes files; tests/unit/study/export/test_export.py reads them back",
     "web": "it serves until it is told to stop; tests/unit/web asks every page",
     "setup": "it writes files; tests/unit/app/test_setup.py reads them back",
     "notify test": "it sends messages; tests/unit/app/test_notify.py reads them",
@@ -1163,7 +1163,7 @@ class NodeWorld(World):
             )
             report = cycle.run(
                 self.active_services(),
-                expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+                expectation=lambda snapshot: replace(snapshot, use=a_use(at=snapshot.taken_at)),
                 conditions=self.conditions,
             )
         except Crash as crash:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 7_500,
+    "top, model, metrics": 4_200,
     "ingest": 4_500,
     "warehouse": 2_350,
     "predict": 5_200,
@@ -22,13 +22,14 @@ BUDGET = {
     "control": 3_000,
     "slurm": 4_450,
     "simulate": 6_000,
-    "report": 6_150,
-    "app": 11_400,
+    "report": 5_200,
+    "app": 10_650,
     "daemon": 950,
-    "cli": 3_500,
+    "cli": 3_250,
     "testing": 1_450,
     "web": 800,
     "training": 10_150,
+    "study": 5_600,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,6 @@ from helios.app.model_registry import nightly, training_history
 from helios.app.notify import Notice, Notices, channels
 from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
-from helios.app.study import WEEK, WEEKS_COMPARED, load_study, read_records, store_study, study, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
@@ -39,8 +39,8 @@ ENERGY_DAYS = timedelta(days=14)
 
 READ_AGAIN = timedelta(days=3)
 """Longest delay of a job's end in Slurm's database, for instance while the database or a node was down."""
-STUDIED = timedelta(weeks=4)
-"""Window of the study that the web page shows."""
+STUDY = "helios.study.nightly"
+"""Module of the study's sections, in a wing; it is imported when a night is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +126,9 @@ def nightly_pages(
     """
     with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as context:
         begin, end = context.day(day)
-        since = end - (WEEKS_COMPARED + 1) * WEEK
-        history, records = read_records(
-            context.warehouse, context.cluster, timezone=context.timezone, since=since, until=end
+        changes = import_module(STUDY).weekly_changes(
+            context.warehouse, context.cluster, timezone=context.timezone, end=end
         )
-        changes = weekly_changes(history, end=end, records=records)
         night = _night(context, begin, end, settings, changes.sentences)
         digest = nightly_digest(night)
     stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
@@ -200,13 +198,6 @@ def run_nightly(
             warehouse.add_nodes(cluster, NODES.conform(rows[NODES.names]))
         return f"{len(snapshot.nodes):,} nodes"
 
-    def study_of_month() -> str:
-        loaded, records = load_study(url=url, cluster=cluster, window=lambda _: (now - STUDIED, now))
-        if loaded.jobs.empty:
-            return "no study: no jobs in four weeks"
-        result = study(loaded, since=now - STUDIED, until=now, records=records)
-        return f"study {store_study(result, Path(settings.report.folder), energy=settings.energy, now=now)}"
-
     steps: tuple[Callable[[], str], ...] = (
         lambda: read(READ_AGAIN).line(),
         nodes,
@@ -214,7 +205,7 @@ def run_nightly(
         lambda: _check_order(cluster, settings, snapshots, now=now, progress=progress),
         lambda: _check_starts(url, cluster, rules, now=now),
         report,
-        study_of_month,
+        lambda: str(import_module(STUDY).store_latest(settings, cluster, now=now)),
         lambda: _notify(settings, cluster, reports[0] if reports else None, now=now),
         lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )

@@ -8,10 +8,8 @@ share, the jobs on their machine and the model trained beforehand, is cached in 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from itertools import groupby, product
 from logging import CRITICAL
 from pathlib import Path
 from threading import Lock
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -40,6 +38,7 @@ from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
 from helios.dask_client import connect, refuse_other_releases, silence_logs
 from helios.errors import DaskUnavailable, FileUnreadable, HeliosError, NotEnoughHistory, UsageError
+from helios.lines_file import LinesFile, try_lock
 from helios.ports import Progress, no_progress
 from helios.predict.duration import DurationModel
 from helios.report.significance import Differences, compare_repeats, whatif_figures
@@ -532,14 +531,11 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     return compare_repeats(by_label, baseline=plain, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
-# The file of results has one line for each run, appended when the run is done and never changed.
-#
-# A killed sweep leaves complete lines and at most one partial line, which the next sweep removes. Lines of other plans,
-# histories and versions of Helios may be in the same file, because each run has a key.
-
-
 class ResultsFile:
     """Open file of results, locked until it is closed.
+
+    It has one line for each run, appended when the run is done and never changed. Lines of other plans, histories and
+    versions of Helios may be in it, because each run has a key.
 
     Attributes
     ----------
@@ -547,15 +543,10 @@ class ResultsFile:
         The figures of each run by key, or why it failed the last time.
     """
 
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, path: Path, handle: int) -> None:
+        self._file = LinesFile(handle)
         self.known: dict[str, RunResult] = {}
-        stream.seek(0)
-        *lines, partial = stream.read().split(b"\n")
-        if partial:
-            stream.truncate(stream.tell() - len(partial))
-        stream.seek(0, os.SEEK_END)
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(self._file.read(), start=1):
             try:
                 result: dict[str, Any] = json.loads(line)
                 key = str(result.pop("key"))
@@ -577,9 +568,7 @@ class ResultsFile:
     def add(self, key: str, cell: SweepRun, result: RunResult) -> None:
         """Append the line of a run, and sync it to the disk."""
         line = json.dumps({"key": key, "cell": cell.to_json(), **result}, sort_keys=True, allow_nan=False)
-        self._stream.write(line.encode() + b"\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        self._file.append(line.encode() + b"\n")
         self.known[key] = result
 
 
@@ -595,17 +584,15 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
         It contains something else.
     """
     try:
-        stream = path.open("a+b")
+        stream = path.open("a+b", buffering=0)
     except OSError as reason:
         raise UsageError(f"Results cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as reason:
+        if not try_lock(stream.fileno()):
             raise UsageError(
                 f"Another sweep is writing to {path}.", hint="Wait for it, or choose another place: --out FILE"
-            ) from reason
-        yield ResultsFile(path, stream)
+            )
+        yield ResultsFile(path, stream.fileno())
 
 
 # The plan of a sweep is a TOML file, whose lists are combined as a Cartesian product.

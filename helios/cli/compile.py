@@ -48,7 +48,7 @@ STEPS = {
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
     "Predictions": ["model", "evaluate", *FEW],
     "Explanations": ["model", "explain", "{job}", *FEW],
-    "Forecasts of demand": ["forecast", "evaluate", *MANY, *MACHINE, "--from", "2020-09-11"],
+    "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
     "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-03"],
     "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],

@@ -24,12 +24,12 @@ from helios.cli.output import print_error
 from helios.errors import HeliosError
 
 # Where each command is in the package, and its line in the help; a test compares these lines with the commands' help.
-# Nothing else in the core names modules of the wings, training and study.
+# Modules of the wings, training and study, are named here and in app/nightly.py, and imported when they are used.
 COMMANDS = {
     "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
     "whatif": ("cli.whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
-    "study": ("cli.study:commands", "Say what a history shows of its cluster, and what follows from it."),
+    "study": ("study.commands:commands", "Say what a history shows of its cluster, and what follows from it."),
     "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
     "trace": ("cli.trace:commands", "Load, describe and export job history."),
     "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": ("cli.energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
+    "forecast": ("cli.forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
     "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
     "config": ("cli.system:config_commands", "Show, check and write settings."),
     "report": (
@@ -60,7 +60,10 @@ COMMANDS = {
     "hook": ("cli.system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
-WING_COMMANDS = {"report": ("training.repeated.commands:commands",)}
+WING_COMMANDS = {
+    "report": ("training.repeated.commands:commands",),
+    "trace": ("study.export.commands:commands",),
+}
 """Where more subcommands of a command are, in a wing."""
 
 

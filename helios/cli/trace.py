@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -22,7 +20,6 @@ from helios.cli.options import (
     Report,
     Timezone,
     configuration,
-    duration,
     expand,
     moment,
     named_site,
@@ -207,116 +204,6 @@ def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson =
 
         write_page(report, render_description(description))
     print_result(description.to_json(), *description_tables(description), as_json=as_json)
-
-
-@commands.command("export", epilog="Example: helios trace export --cluster venus --anonymous --out venus-export")
-@expand
-def export(
-    *,
-    out: Annotated[Path, Option(help="Folder for the files; made if missing.")],
-    source: HistoryOptions,
-    since: Annotated[str | None, Option("--from", help="Export jobs submitted from this time on.")] = None,
-    until: Annotated[str | None, Option("--to", help="Export jobs submitted before this time.")] = None,
-    layouts: Annotated[
-        str, Option("--layout", help="Files to write, by commas: parquet holds all columns, helios and swf some.")
-    ] = ",".join(ExportLayout),
-    anonymous: Annotated[
-        bool,
-        Option(
-            "--anonymous",
-            help="Replace names by keyed pseudonyms, blur and move times, and report the risk and the loss.",
-        ),
-    ] = False,
-    round_: Annotated[
-        str | None,
-        Option(
-            "--round",
-            help="With --anonymous: submissions are true to this step only, such as 1h; the minutes within it are "
-            "dealt out anew. Default: 1d.",
-        ),
-    ] = None,
-    fewest_jobs: Annotated[
-        int | None,
-        Option(min=1, help="With --anonymous: pool users, and merge sizes upward, with fewer jobs. Default: 5."),
-    ] = None,
-    risk_bound: Annotated[
-        float | None,
-        Option(
-            min=0,
-            max=1,
-            help="With --anonymous: refuse if size and submission give the user of a larger share of the jobs. "
-            "Default: 0.2.",
-        ),
-    ] = None,
-    accept_risk: Annotated[
-        bool, Option("--accept-risk", help="With --anonymous: export whatever the risk is.")
-    ] = False,
-    key: Annotated[
-        Path | None,
-        Option(
-            "--key",
-            help="With --anonymous: file of the key, made if missing; the same key gives the same pseudonyms. Default: "
-            "a new key for each export, in the folder export-keys of setting control.state_folder.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write history to files, as it is or anonymous.
-
-    The files load again with helios trace load. A plain export holds personal data. An anonymous one is refused where
-    too many of its jobs give their user back.
-    """
-    from helios.app.export import ExportRequest, export_history  # noqa: PLC0415 - the simulator; most commands need none
-    from helios.report.export import loss_table, risk_table  # noqa: PLC0415 - as above
-
-    settings = configuration().settings
-    chosen = {
-        "round_s": None if round_ is None else round(duration(round_).total_seconds()),
-        "fewest_jobs": fewest_jobs,
-        "risk_bound": risk_bound,
-        "accept_risk": accept_risk or None,
-        "key_file": key,
-    }
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    if chosen and not anonymous:
-        raise UsageError(
-            "A plain export writes everything as it is: --round, --fewest-jobs, --risk-bound, --accept-risk and --key "
-            "are for anonymous ones.",
-            hint="Add --anonymous, or leave them out.",
-        )
-    wanted = _layouts(layouts)
-    with progress_bars() as progress:
-        history = source.read(progress)
-        request = ExportRequest(
-            out=out,
-            layouts=wanted,
-            since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
-            anonymous=anonymous,
-            key_folder=Path(settings.control.state_folder) / "export-keys",
-            **chosen,  # type: ignore[arg-type]  # because mypy does not know which option is which
-        )
-        result = export_history(history, request, progress=progress)
-    print_notes(result.notes)
-    for name, columns in result.lost.items():
-        print_message(f"note: {name} has no place for {', '.join(columns)}.")
-    if result.key_file is not None:
-        print_message(
-            f"Key: {result.key_file} (keep it at the site, or delete it so that nobody can repeat the pseudonyms)"
-        )
-    found: list[RenderableType] = [
-        f"{result.jobs:,} jobs of {result.cluster} exported to {out}: {', '.join(p.name for p in result.files)}."
-    ]
-    if result.risk is not None and result.loss is not None:
-        found += ["", risk_table(result.risk, bound=request.risk_bound), "", loss_table(result.loss)]
-    print_result(result.to_json(), *found, as_json=as_json)
-
-
-def _layouts(text: str) -> tuple[ExportLayout, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or set(words) - set(ExportLayout):
-        raise UsageError(f"--layout {text!r} is not understood.", hint=f"Write some of {','.join(ExportLayout)}")
-    return tuple(dict.fromkeys(map(ExportLayout, words)))
 
 
 @commands.command("rejects", epilog="Example: helios trace rejects --limit 20")

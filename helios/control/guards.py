@@ -37,8 +37,8 @@ from helios.control.observed import (
 from helios.control.state import BreakerState, ControllerState, NodeControllerState
 from helios.model import Mode, NodePower, PowerSettings, Snapshot
 
-OLDEST_DEMAND = timedelta(hours=1)
-"""Age of a forecast beyond which it is not used to put nodes to sleep."""
+OLDEST_USE = timedelta(hours=1)
+"""Age of a record of the use of nodes beyond which none is put to sleep on it."""
 
 
 _Key = TypeVar("_Key")
@@ -408,7 +408,7 @@ def why_keep_awake(node: ObservedNode, context: NodeCycleContext) -> str:
     """
     return (
         context.memory.protected
-        or _why_no_forecast(context)
+        or _why_use_unknown(context)
         or _why_protected(node, context)
         or ("a pending job waits for nodes of its partition" if context.is_wanted(node) else "")
     )
@@ -668,13 +668,12 @@ def _why_no_sleep_here(context: NodeCycleContext) -> str:
     return context.power.why_not or ("" if context.power.can_sleep else "nodes cannot be put to sleep on this cluster")
 
 
-def _why_no_forecast(context: NodeCycleContext) -> str:
-    demand = context.snapshot.demand
-    if demand is None:
-        return "there is no forecast of the demand for nodes"
-    age_s = context.snapshot.taken_at.timestamp() - demand.ended_s
-    oldest_s = OLDEST_DEMAND.total_seconds()
-    return "" if -oldest_s <= age_s <= oldest_s else "the forecast of the demand for nodes is not of this hour"
+def _why_use_unknown(context: NodeCycleContext) -> str:
+    use = context.snapshot.use
+    if use is None:
+        return "it is not known which nodes were in use"
+    is_recent = abs(context.snapshot.taken_at.timestamp() - use.ended_s) <= OLDEST_USE.total_seconds()
+    return "" if is_recent else "the record of which nodes were in use is not of this hour"
 
 
 def _why_in_use(node: ObservedNode) -> str:

@@ -97,7 +97,7 @@ class NodeDomain:
     """Domain of the nodes of a cluster.
 
     A pause wakes everything that Helios put to sleep and restores weights and the keep-awake list, in each cycle until
-    nothing remains. Without a forecast of the demand for nodes, nodes are woken and none is put to sleep.
+    nothing remains. Where it is not known which nodes were in use, nodes are woken and none is put to sleep.
     """
 
     name = Domain.NODES
@@ -118,7 +118,7 @@ class NodeDomain:
         return self._context
 
     def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
-        """Observe the nodes, add their demand, and read the applied changes."""
+        """Observe the nodes, add their use, and read the applied changes."""
         cycle.snapshot = self.cluster.snapshot()
         nodes, wanted = observed_nodes(cycle.snapshot), partitions_wanted(cycle.snapshot)
         cycle.held_back = ""
@@ -126,7 +126,7 @@ class NodeDomain:
             cycle.snapshot = expectation(cycle.snapshot)
         except HeliosError as error:
             cycle.held_back = " ".join(filter(None, [error.message, error.hint]))
-            cycle.audit.notes.append(f"there is no forecast, so that no node is put to sleep: {cycle.held_back}")
+            cycle.audit.notes.append(f"the use of nodes is not known, so none is put to sleep: {cycle.held_back}")
         applied = cycle.read_applied() or AppliedChanges()
         try:
             cycle.undo_file = cycle.read_undo()

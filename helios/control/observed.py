@@ -25,10 +25,8 @@ from helios.changes import LIST, Key, Setting
 from helios.config import SlurmSettings
 from helios.errors import HostlistInvalid
 from helios.model import FrameKind, Mode, NodePower, Snapshot, node_pools
-from helios.model.nodes import expand
+from helios.model.nodes import OUT_OF_SERVICE, expand
 
-OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
-"""Flags of a node on which no job should start."""
 NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
 """Flags of a node that is never put to sleep, checked in addition to ``excluded_reason``."""

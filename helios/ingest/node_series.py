@@ -1,9 +1,8 @@
-"""Reader of time series of busy nodes, and of levels of partitions.
+"""Reader of time series of busy nodes.
 
 Three layouts are read: ``time,active,total``; ``time,active``, where the caller gives the total; and that of the
 Helios traces' virtual clusters, which counts GPUs. Real series have gaps, duplicate rows, rows out of order and an
-hour that daylight saving repeats. Each defect is repaired in one documented way, and a note reports it. Levels of
-partitions are in one file each.
+hour that daylight saving repeats. Each defect is repaired in one documented way, and a note reports it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from helios.errors import FormatUnknown, NothingUnderstood, UsageError
 from helios.ingest.lines import blocks, head
 from helios.ingest.parse import TimeParser
-from helios.metrics.study.levels import RecordedLevels
 from helios.model import STEP_S, NodeSeries
 
 _TIME = "time"
@@ -29,9 +27,6 @@ _LAYOUTS = {("active", "total"): False, ("running_gpu_num", "total_gpu_num"): Tr
 """Columns beside the time, and whether they count GPUs. The first layout whose columns all exist is taken."""
 _MOST_STEPS = 20_000_000
 _HINT = "It needs a header line with the columns time,active,total; or time,active with --total N."
-
-_COLUMNS = ("running_gpu_num", "pending_gpu_num", "total_gpu_num")
-_LEVELS_HINT = "It needs a header line with the columns time," + ",".join(_COLUMNS) + "."
 
 
 def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_per_node: int = 8) -> NodeSeries:
@@ -283,55 +278,3 @@ def _holes(name: str, gaps: NDArray[np.bool_], step_s: int) -> str:
     longest = f"{lengths.max() * step_s / 3600:.1f} h"
     found = f"a hole of {longest}" if len(lengths) == 1 else f"{len(lengths):,} holes, the longest of {longest}"
     return f"{name}: {found}; the last value stands there, and no forecast is judged by it."
-
-
-def read_partition_levels(paths: Sequence[Path], *, timezone: str) -> RecordedLevels:
-    """Read one file for each partition.
-
-    Files may be compressed. Only the time that all cover is returned.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        Files that are named after their partitions.
-    timezone : str
-        IANA zone of times that carry none, and of the cluster's own clock.
-
-    Raises
-    ------
-    FileUnreadable, FormatUnknown, NothingUnderstood
-        As :func:`helios.ingest.node_series.read_series`.
-    UsageError
-        There is no file, no time that all cover, or they have different steps.
-    """
-    read, notes = list[tuple[int, int, NDArray[np.float64]]](), list[str]()
-    for path in paths:
-        table, columns = read_table(path, [_COLUMNS], hint=_LEVELS_HINT)
-        seconds, values, repaired = rows_in_order(path, table, columns, timezone, hint=_LEVELS_HINT)
-        start_s, step_s, laid, gaps, found = on_grid(path, seconds, values)
-        notes += [*repaired, *found]
-        if gaps.any():
-            notes.append(f"{path.name}: {int(gaps.sum()):,} steps have no row; they are left out.")
-        read.append((start_s, step_s, laid))
-    step_s = read[0][1] if read else 1
-    start_s = max((start for start, _, _ in read), default=0)
-    end_s = min((start + step_s * laid.shape[1] for start, _, laid in read), default=0)
-    if any(step != step_s or (start_s - start) % step_s for start, step, _ in read) or end_s <= start_s:
-        raise UsageError(
-            "The files have different steps, or no time in common.",
-            hint="Give a file for each partition of one cluster, of one stretch of time.",
-        )
-    cut = np.stack([laid[:, (start_s - start) // step_s : (end_s - start) // step_s] for start, _, laid in read])
-    missing = np.isinf(cut)
-    cut = np.where(missing, 0.0, cut)
-    return RecordedLevels(
-        names=tuple(path.name.split(".")[0] or path.name for path in paths),
-        timezone=timezone,
-        start_s=start_s,
-        step_s=step_s,
-        used=cut[:, 0],
-        waiting=cut[:, 1],
-        capacity=cut[:, 2],
-        gaps=np.asarray(missing.any(axis=(0, 1)), dtype=np.bool_),
-        notes=tuple(notes),
-    )

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from helios.actions import JobSetting
 from helios.errors import FileUnreadable, HeliosError
+from helios.lines_file import LinesFile
 from helios.private_files import atomic_write, fsync_directory, give_to_folder_owner, make_folder
 from helios.slurm import parse
 from helios.slurm.backend import RawJob
@@ -361,17 +362,13 @@ def _file_state(path: Path | None) -> object:
 def _append(path: Path, text: str) -> None:
     make_folder(path.parent)
     is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
     try:
         if is_new:
             give_to_folder_owner(handle, path)
-        size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
-            text = f"\n{text}"  # a crash cut the previous line short
-        data = text.encode("ascii")
-        while data:
-            data = data[os.write(handle, data) :]
-        os.fsync(handle)
+        file = LinesFile(handle)
+        file.skip()
+        file.append(text.encode("ascii"))
     finally:
         os.close(handle)
     if is_new:

@@ -20,13 +20,13 @@ import pandas as pd
 from helios.app import reports
 from helios.app.advise import advise
 from helios.app.explain import ID_USED_BEFORE, explain_node, node_status
-from helios.app.study import latest_study
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import seconds_of
 from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.energy import energy_answer, energy_sentences
 from helios.report.html import PageSection, TableCells
+from helios.report.stored_study import latest_study
 from helios.report.tables import counted
 from helios.units import as_count, count_in_words, duration, in_number, write_count
 from helios.web.site import Page, PageMissing, Reader, Route, Site

@@ -94,7 +94,7 @@ class NodesContract:
         assert not snapshot.power.why_not
         assert snapshot.power.suspend_timeout_s > 0
         assert snapshot.power.resume_timeout_s > 0
-        assert snapshot.demand is None
+        assert snapshot.use is None
 
     def test_an_idle_node_falls_asleep_and_then_sleeps(self, world: NodeWorld) -> None:
         node = world.idle()[0]

@@ -14,15 +14,14 @@ import pytest
 
 from helios.actions import Action, PowerDown, PowerUp, Result
 from helios.app.modes import pause, resume
-from helios.app.node_demand import NodeDemand
+from helios.app.node_use import NodeUseRecord
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
-from helios.model import APPLIED_NODE_CHANGES, DECISIONS, STEP_S, Mode, Snapshot, node_pools
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, Mode, Snapshot, node_pools
 from helios.ports import Domain
-from helios.services.energy_saving import Ces, CesOptions
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
-from helios.testing import a_demand
+from helios.testing import a_use
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 from tests.waiting import TEST_TIMEOUT_S
@@ -131,10 +130,10 @@ class Helios:
         self.change.actions = ()
 
 
-def little_demand(_: object, snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with a forecast, which is what a guard wants to see."""
-    known = {pool: [0.0] for pool in sorted(set(node_pools(snapshot.nodes)))}
-    return replace(snapshot, demand=a_demand(known, at=snapshot.taken_at))
+def known_use(_: object, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with a record of use, which is what a guard wants to see."""
+    in_use = {pool: [0] for pool in sorted(set(node_pools(snapshot.nodes)))}
+    return replace(snapshot, use=a_use(in_use, at=snapshot.taken_at))
 
 
 def asleep(rig: Rig, node: str) -> bool:
@@ -146,15 +145,13 @@ def switched_off(rig: Rig, since: int) -> set[str]:
 
 
 @pytest.fixture
-def little_demand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a forecast that there is no history for yet."""
-    monkeypatch.setattr(NodeDemand, "__call__", little_demand)
+def use_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a record of use that there is no history for yet."""
+    monkeypatch.setattr(NodeUseRecord, "__call__", known_use)
 
 
 @pytest.fixture
-def helios(
-    sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Helios]:
+def helios(sleepy: Rig, tmp_path: Path, use_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helios]:
     """Helios on the cluster whose nodes sleep, its history read."""
     monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
     made = Helios(sleepy, tmp_path)
@@ -351,29 +348,3 @@ def test_a_restart_of_helios_and_of_the_controller_forgets_nothing(helios: Helio
     helios.until(lambda report: report.clean)
     helios.rig.until(lambda: helios.rig.nodes()["n1"] == "IDLE")
     resume(helios.url, helios.rig.name, helios.state, now=datetime.now(UTC))
-
-
-def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
-    helios: Helios, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = 23 * 86_400 // STEP_S
-
-    def of_weeks(last: float) -> Callable[[object, Snapshot], Snapshot]:
-        """Return who forecasts what was: one busy node in each pool for weeks, and in the end so many of gpu."""
-
-        def expect(_: object, snapshot: Snapshot) -> Snapshot:
-            known = {pool: [1.0] * steps for pool in sorted(set(node_pools(snapshot.nodes)))}
-            known["gpu (a100)"][-1] = last
-            return replace(snapshot, demand=a_demand(known, total=5.0, at=snapshot.taken_at))
-
-        return expect
-
-    helios.cycles.services = {"change": Ces(CesOptions(every_s=1, spare=1, wake_ups_per_day=1.0))}
-    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(1.0))
-    helios.until(lambda report: report.asleep_by_helios and report.suspended == ())
-    helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
-    slept = switched_off(helios.rig, 0)
-    assert slept
-    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(5.0))
-    helios.until(lambda report: report.asleep_by_helios == 0)
-    helios.rig.until(lambda: set(helios.rig.nodes().values()) == {"IDLE"})

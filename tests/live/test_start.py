@@ -17,7 +17,8 @@ from tests.builders import a_batch, a_job
 from tests.live.rig import Rig
 from tests.live.test_cli import Shell
 
-RUNS_S = 75
+RUNS_S = 30
+"""How long jobs run that are waited for, s: long enough for the queue to be read meanwhile."""
 PLACES_S = 90.0
 """How far a real start may lie from the interval, s: Slurm's own rhythm, on a machine that is busy."""
 

@@ -57,8 +57,8 @@ class Prepared:
 
 
 def same_early_variables(environment: dict[str, str]) -> bool:
-    """Return whether what this environment says of imports is said here too."""
-    return all(os.environ.get(name) == value for name, value in environment.items() if name.startswith(EARLY))
+    """Return whether what this environment says of imports is said here too; an empty variable says nothing."""
+    return all(os.environ.get(name, "") == value for name, value in environment.items() if name.startswith(EARLY))
 
 
 def _command(asked: dict[str, Any]) -> int:

@@ -11,8 +11,8 @@ import pytest
 from tests.story.shell import Answer, shell
 
 HEADER = (
-    "JobID|User|Account|Partition|State|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|NNodes|NCPUS|AllocTRES|"
-    "NodeList"
+    "JobID|User|Account|Partition|State|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|NNodes|NCPUS"
+    "|AllocTRES|NodeList"
 )
 BEGIN = datetime(2026, 3, 2, tzinfo=UTC)
 DAYS, JOBS_A_DAY = 20, 24

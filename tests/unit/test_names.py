@@ -26,8 +26,6 @@ NOT_YET = (
     "live/test_release_nodes",
     "unit/app/test_energy",
     "unit/control/nodes",
-    "unit/metrics",
-    "unit/training",
     "unit/power",
     "unit/predict/demand",
     "unit/services/ces",

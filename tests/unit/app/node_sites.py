@@ -17,7 +17,7 @@ from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
 from helios.model import NODE_EVENTS, Mode, Snapshot
-from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
+from helios.testing import FakeCluster, FakeNodes, a_node, a_use
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import put_empty_database
 from tests.unit.control.table import Says
@@ -90,7 +90,7 @@ class NodeTown:
 
 
 def expecting(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, demand=a_demand(at=snapshot.taken_at))
+    return replace(snapshot, use=a_use(at=snapshot.taken_at))
 
 
 def down(*nodes: str) -> list[PowerDown]:

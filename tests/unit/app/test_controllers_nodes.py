@@ -11,7 +11,7 @@ from helios.actions import NodeAction, NodeOutcome
 from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
-from helios.app.node_demand import NodeDemand
+from helios.app.node_use import NodeUseRecord
 from helios.app.operations import operations_for, summarise_node_release
 from helios.config import LoadedSettings, Settings
 from helios.control import ServiceMode
@@ -20,6 +20,7 @@ from helios.model import Mode, NodePower, Snapshot
 from helios.ports import Domain
 from helios.services.registry import build
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
+from helios.testing import a_use
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
 ASLEEP, FALLING, AWAKE, WAKING = NodePower.ASLEEP, NodePower.FALLING_ASLEEP, NodePower.AWAKE, NodePower.WAKING
@@ -194,15 +195,15 @@ def test_the_daemons_summary_counts_every_node_once(town: NodeTown) -> None:
     assert "5 idle" in summary.line()
 
 
-def test_a_failed_forecast_stops_neither_cycles_nor_a_pause(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_use_that_fails_leaves_cycles_and_pause(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
-        raise ZeroDivisionError("a defect of the forecast")
+        raise ZeroDivisionError("a defect of the record")
 
     town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=2))
     town.cycles = NodeController(town.site(), town.settings, clock=lambda: town.nodes.now)
     town.cycles.services = {"says": town.says}
-    monkeypatch.setattr(NodeDemand, "__call__", breaks)
+    monkeypatch.setattr(NodeUseRecord, "__call__", breaks)
     report = town.cycle(*down("n2"))
     assert report.slept == ()
     assert any("ZeroDivisionError" in note for note in report.notes)
@@ -272,6 +273,10 @@ def test_a_daemon_without_a_service_on_nodes_reverts_what_is_on_record(tmp_path:
 
 
 def test_a_plan_says_why_ces_asks_for_nothing(town: NodeTown) -> None:
-    town.cycles.services = {"ces": build("ces", {"spare": 6})}
+    town.cycles.services = {"ces": build("ces", {})}
+    town.cycles.expect = lambda snapshot: replace(snapshot, use=a_use({"gpu": 6}, at=snapshot.taken_at))  # type: ignore[method-assign]  # what is counted is not what is tested here
     report = town.cycles.plan(modes={"ces": ACTIVE})
-    assert any(note.startswith("ces asks for nothing: 0 of 6 nodes of gpu needed") for note in report.notes)
+    assert any(
+        note.startswith("ces asks for nothing: 0 of 6 nodes of gpu in use, at most 6 in the last 30 min")
+        for note in report.notes
+    )

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from helios.metrics.history import StudyHistory, read_history
-from helios.metrics.study.jobs import small_work
 from helios.metrics.trials import (
     FEW_GPUS,
     FEWEST_TRIALS,
@@ -20,6 +19,7 @@ from helios.metrics.trials import (
 )
 from helios.model import in_submission_order
 from helios.model.records import split_words
+from helios.study.statements.jobs import small_work
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2026-03-02T00:00:00Z")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -382,11 +381,3 @@ def test_random_placement_depends_on_its_seed_alone():
     assert holders(1) == holders(1)
     assert holders(1) != holders(2)
     assert len(set(holders(1))) > 8
-
-
-def test_demand_is_hung_onto_a_snapshot_without_making_a_frame():
-    seen = a_busy_cluster().snapshot()
-    with_it = seen.with_demand(None)
-    assert seen._existing_frames() == with_it._existing_frames() == []
-    assert with_it.pending["job_id"].tolist() == seen.pending["job_id"].tolist()
-    assert np.array_equal(with_it.pending_values("gpus"), seen.pending_values("gpus"))

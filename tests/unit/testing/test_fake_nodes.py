@@ -28,8 +28,8 @@ from helios.testing import (
     Crash,
     FakeLedger,
     FakeNodes,
-    a_demand,
     a_node,
+    a_use,
     check_service,
     node_situations,
     power_settings,
@@ -242,10 +242,11 @@ def test_each_domain_has_its_own_rows_in_the_ledger() -> None:
         ledger.record(token=token or 0, decisions=ledger.decisions, applied_changes=APPLIED_CHANGES.empty())
 
 
-def test_builders_of_power_and_demand_make_sense() -> None:
-    demand = a_demand({"gpu": [1.0, 2.0], "cpu": [3.0, 4.0]}, total=8)
-    assert demand.pools == ("gpu", "cpu")
-    assert demand.most[1, -1, 0].tolist() == [4.0, 4.0, 4.0]
+def test_builders_of_power_and_use_make_sense() -> None:
+    use = a_use({"gpu": 3, "cpu": [1] * 2_000}, nodes=8)
+    assert use.recent["cpu"].tolist() == [1] * 180
+    assert use.past["gpu"].days == 27.5  # until midnight
+    assert len(use.past["cpu"].most) == 2_000 - 720
     assert power_settings(can_sleep=False).can_sleep is False
 
 
@@ -286,9 +287,9 @@ def first_of(snapshot: Snapshot) -> list[str]:
     return list(snapshot.nodes["name"][:1])
 
 
-def spoil_the_demand(snapshot: Snapshot) -> list[Action]:
-    if snapshot.demand is not None:
-        snapshot.demand.busy[:] += 1
+def spoil_the_use(snapshot: Snapshot) -> list[Action]:
+    if snapshot.use is not None:
+        snapshot.use.recent["gpu"][:] += 1
     return []
 
 
@@ -304,8 +305,8 @@ def spoil_the_demand(snapshot: Snapshot) -> list[Action]:
         (lambda s: [down(n) for n in s.nodes["name"] if n.startswith("busy")], "not idle and awake"),
         (lambda s: [down(n) for n in s.nodes["name"] if n == "drained"], "left alone"),
         (lambda s: [down(n) for n in s.nodes["name"] if n == "asleep1"], "not idle and awake"),
-        (lambda s: [down(n) for n in s.nodes["name"] if s.demand.busy[0, -1] > 99], "it raised AttributeError"),
-        (spoil_the_demand, "changed the snapshot"),
+        (lambda s: [down(n) for n in s.nodes["name"] if s.use.recent["gpu"][-1] > 99], "it raised AttributeError"),
+        (spoil_the_use, "changed the snapshot"),
     ],
 )
 def test_an_unsound_service_on_nodes_is_told(answer: Callable[[Snapshot], list[Action]], complaint: str) -> None:

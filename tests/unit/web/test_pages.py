@@ -16,12 +16,13 @@ from starlette.testclient import TestClient
 
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.app.study import load_study, store_study, study, study_path
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, UsageError
 from helios.model import Mode
 from helios.private_files import read_secret
+from helios.report.stored_study import study_path
+from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
 from helios.web.pages import ROUTES
 from helios.web.server import Access, openapi, web_application

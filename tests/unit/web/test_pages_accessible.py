@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helios.app.study import load_study, store_study, study
+from helios.study.study import load_study, store_study, study
 from helios.web.pages import ROUTES
 from tests.unit.app.sites import Town
 from tests.unit.web.test_pages import ACTIVE, HTML, client

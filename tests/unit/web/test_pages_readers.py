@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 import helios.web.pages as pages_module
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
-from helios.app.study import study_path
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import PREDICTIONS
+from helios.report.stored_study import study_path
 from helios.warehouse import Warehouse
 from helios.web.pages import ROUTES
 from helios.web.server import Access, web_application

@@ -25,7 +25,7 @@ from helios.control.observed import Observation
 from helios.errors import HeliosError
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NodePower, Snapshot
 from helios.ports import Domain
-from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
+from helios.testing import FakeLedger, FakeNodes, a_node, a_use
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, active, all_is_well, canary
 
 __all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "active", "all_is_well", "canary"]
@@ -68,8 +68,8 @@ def node_settings(
     )
 
 
-def with_demand(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, demand=a_demand(at=snapshot.taken_at))
+def with_use(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, use=a_use(at=snapshot.taken_at))
 
 
 @dataclass(kw_only=True)
@@ -82,7 +82,7 @@ class NodeTable:
     memory: NodeControllerState = field(default_factory=NodeControllerState)
     holder: str = "helios-1"
     world: Callable[[datetime], Preconditions] = all_is_well
-    expectation: Callable[[Snapshot], Snapshot] = with_demand
+    expectation: Callable[[Snapshot], Snapshot] = with_use
     pause_asked: Callable[[], str] = lambda: ""
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None

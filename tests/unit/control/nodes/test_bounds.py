@@ -24,7 +24,7 @@ from helios.control.nodes import (
 from helios.control.observed import observed_nodes
 from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
-from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
+from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
 from tests.unit.control.nodes.table import ACTIVE, HOUR, MINUTE, NodeTable, down, keep, node_settings, some_nodes, up
 
 SECOND = timedelta(seconds=1)
@@ -246,7 +246,7 @@ def context(
     """Nodes that were idle at a look a minute ago, with a forecast of now."""
     known = dict(columns)
     power = known.pop("power", {})
-    snapshot = a_snapshot(nodes=nodes, power=POWERING, demand=a_demand(at=known.pop("forecast_at", NOON)))
+    snapshot = a_snapshot(nodes=nodes, power=POWERING, use=a_use(at=known.pop("forecast_at", NOON)))
     idle = {node["name"]: NOON - MINUTE for node in nodes}
     return NodeCycleContext(
         snapshot=snapshot,

@@ -15,7 +15,7 @@ from helios.control import Failure, clear_failed_wakes
 from helios.control.guards import PowerBudget
 from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
-from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
+from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
 from tests.unit.control.nodes.table import (
     FALLING,
     HOUR,
@@ -237,7 +237,7 @@ def test_a_cluster_that_cannot_put_nodes_to_sleep_says_why() -> None:
 
 def test_an_old_forecast_puts_nothing_to_sleep() -> None:
     table = a_table()
-    table.expectation = lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at - 2 * HOUR))
+    table.expectation = lambda snapshot: replace(snapshot, use=a_use(at=snapshot.taken_at - 2 * HOUR))
     assert "not of this hour" in refused(table)
 
 

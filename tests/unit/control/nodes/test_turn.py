@@ -125,7 +125,7 @@ def test_a_ledger_that_cannot_be_written_keeps_helios_suspended(after: int) -> N
     assert table.cluster.writes == 0
 
 
-def test_without_a_forecast_nodes_wake_and_none_is_put_to_sleep() -> None:
+def test_nodes_wake_and_none_sleeps_where_use_is_unknown() -> None:
     def none(snapshot: Snapshot) -> Snapshot:
         raise NotEnoughHistory("three days only")
 
@@ -135,11 +135,11 @@ def test_without_a_forecast_nodes_wake_and_none_is_put_to_sleep() -> None:
     report = table.says(*down("n2"), *up("n1"), after=2 * HOUR)
     assert report.woken == ("n1",)
     assert report.slept == ()
-    assert "no forecast" in table.why_refused("n2")
+    assert "it is not known which nodes were in use" in table.why_refused("n2")
     assert any("three days only" in note for note in report.notes)
 
 
-def test_why_there_is_no_forecast_is_written_down_once_with_what_to_do() -> None:
+def test_why_use_is_unknown_is_written_once_with_what_to_do() -> None:
     def none(snapshot: Snapshot) -> Snapshot:
         raise NotEnoughHistory("three days only", hint="Load more.")
 
@@ -147,10 +147,11 @@ def test_why_there_is_no_forecast_is_written_down_once_with_what_to_do() -> None
     table.expectation = none
     first, again = table.says(*down("n1")), table.says(*down("n1"), after=HOUR)
     reasons = [
-        [reason for reason in report.decisions["reason"] if "no forecast:" in reason] for report in (first, again)
+        [reason for reason in report.decisions["reason"] if "use of nodes is not known:" in reason]
+        for report in (first, again)
     ]
-    assert reasons == [["there is no forecast: three days only Load more."], []]
-    (line,) = table.lines(reason="there is no forecast: three days only Load more.")
+    assert reasons == [["the use of nodes is not known: three days only Load more."], []]
+    (line,) = table.lines(reason="the use of nodes is not known: three days only Load more.")
     assert (line["service"], line["mode"]) == ("helios", "off")  # no service's
     assert any("Load more." in note for note in again.notes)
 

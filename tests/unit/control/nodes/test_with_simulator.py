@@ -9,7 +9,7 @@ from helios.control import Cycle, NodeControllerState, NodeCycleReport, NodeDoma
 from helios.model import NodePower
 from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
-from helios.testing import FakeLedger, a_demand
+from helios.testing import FakeLedger, a_use
 from tests.unit.control.nodes.table import Says, active, all_is_well, down, node_settings
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
@@ -48,7 +48,7 @@ class Simulated:
         )
         report: NodeCycleReport = cycle.run(
             [active(Says(*actions), name="ces")],  # type: ignore[arg-type]
-            expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+            expectation=lambda snapshot: replace(snapshot, use=a_use(at=snapshot.taken_at)),
             conditions=lambda snapshot: all_is_well(now),
         )
         self.memory = report.memory

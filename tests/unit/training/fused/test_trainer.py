@@ -369,7 +369,7 @@ class TestWays:
         trainer.train(steps=10)
         assert_as_alone(trainer, 1, configurations[1], steps=10)
 
-    def test_a_shared_order_is_as_alone_where_one_leaves_in_a_later_epoch(self, tmp_path: Path) -> None:
+    def test_a_shared_order_is_as_alone_after_one_leaves_later(self, tmp_path: Path) -> None:
         five = [{"lr": 0.1 * (1 + k), "seed": k, "data_seed": 7} for k in range(5)]
         started = a_trainer(five, way="traced")
         started.train(steps=3)

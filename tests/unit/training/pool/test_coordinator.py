@@ -125,7 +125,7 @@ with open(os.environ["HELIOS_REPORT"], "a") as file:
 """
 
 
-def test_a_grid_is_run_and_each_trial_has_its_metrics_memory_and_device(tmp_path: Path) -> None:
+def test_each_trial_of_a_grid_has_metrics_memory_and_device(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, REPORTS, [0.5, 0.25, 1.0], metric="loss", maximize=False))
     assert end == PoolEnd()
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 3
@@ -134,9 +134,7 @@ def test_a_grid_is_run_and_each_trial_has_its_metrics_memory_and_device(tmp_path
     assert all(trial.peak_memory_mib > 1 and trial.seconds > 0 for trial in trials.values())
 
 
-def test_a_program_gets_its_trial_its_device_and_as_many_threads_as_a_slot_has_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_gets_its_trial_device_and_threads_of_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
     program = "import json, os\nopen('seen', 'w').write(json.dumps(dict(os.environ)))"
@@ -165,7 +163,7 @@ def test_garbage_in_a_report_file_is_skipped_and_said(tmp_path: Path) -> None:
     assert any("skipped" in note for note in end.notes)
 
 
-def test_a_trial_that_fails_is_started_as_often_as_the_sweep_says_and_its_log_is_kept(tmp_path: Path) -> None:
+def test_a_failed_trial_is_started_as_often_as_the_sweep_says(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, "print('why it failed')\nraise SystemExit(3)", attempts=2))
     assert (trials[0].state, trials[0].attempts, trials[0].failures) == (TrialState.FAILED, 2, 2)
     assert "exit status 3" in trials[0].reason
@@ -189,7 +187,7 @@ time.sleep(0.5)
 """
 
 
-def test_a_trial_above_its_limit_is_started_with_more_room_and_its_neighbour_goes_on(tmp_path: Path) -> None:
+def test_a_trial_above_its_limit_is_started_with_more_room(tmp_path: Path) -> None:
     watched = Watched()
     _, trials = run(a_sweep(tmp_path, EATS, [5, 600], memory_mib=300.0), watched=watched)
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
@@ -202,7 +200,7 @@ def test_a_trial_above_its_limit_is_started_with_more_room_and_its_neighbour_goe
     assert limits[0] == 300.0
 
 
-def test_a_trial_that_needs_more_than_a_device_fails_after_it_had_it_alone(tmp_path: Path) -> None:
+def test_a_trial_above_a_whole_device_fails_after_running_alone(tmp_path: Path) -> None:
     small = Device(name="cpu:0", kind="cpu", memory_mib=200.0, slots=2)
     _, trials = run(a_sweep(tmp_path, EATS, [5, 400]), devices=[small])
     assert trials[0].state is TrialState.FINISHED
@@ -251,7 +249,7 @@ subprocess.Popen(["setsid", "sh", "-c", "sleep 1000 & sleep 1000"])
     assert pool_processes(tmp_path / "pool") == []
 
 
-def test_a_trial_that_somebody_kills_is_started_again_and_counts_as_no_failure(tmp_path: Path) -> None:
+def test_a_killed_trial_is_started_again_without_a_failure(tmp_path: Path) -> None:
     program = """
 import os, pathlib, signal
 if not pathlib.Path("once").exists():
@@ -297,7 +295,7 @@ def test_more_trials_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
     assert watched.events == []
 
 
-def test_a_line_that_was_cut_off_is_removed_and_the_trial_is_run_again(tmp_path: Path) -> None:
+def test_a_trial_whose_line_was_cut_off_is_run_again(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "open('runs', 'a').write('x')", [1, 2, 3])
     run(sweep)
     path = tmp_path / "pool" / FILE
@@ -318,7 +316,7 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_keeps_running_trials_and_starts_none_until_there_is_room(tmp_path: Path) -> None:
+def test_on_a_full_disk_trials_run_on_and_none_starts(tmp_path: Path) -> None:
     disk = tmp_path / "pool"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
@@ -412,7 +410,7 @@ def test_a_trial_that_the_service_stops_is_pruned(tmp_path: Path) -> None:
     assert trials[0].state is TrialState.PRUNED
 
 
-def test_at_the_end_of_the_time_trials_are_checkpointed_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_at_the_time_limit_trials_are_checkpointed_and_later_go_on(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, COUNTS)
 
     def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
@@ -535,7 +533,7 @@ def test_trials_of_a_warm_process_share_its_imports_and_nothing_else(tmp_path: P
     assert pool_processes(tmp_path / "pool") == []
 
 
-def test_a_warm_trial_has_a_memory_limit_and_a_killed_one_is_started_again(tmp_path: Path) -> None:
+def test_a_warm_trial_is_limited_and_started_again_when_killed(tmp_path: Path) -> None:
     program = """
 import os, pathlib, signal, sys
 if sys.argv[1] == "1" and not pathlib.Path("once").exists():

@@ -73,7 +73,7 @@ def show(environment: dict[str, str], folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_cpu_has_what_is_free_now_and_a_slot_for_each_core() -> None:
+def test_the_cpu_has_free_memory_and_a_slot_each_core() -> None:
     (cpu,) = find_devices(kind="cpu")
     assert (cpu.name, cpu.slots) == ("cpu:0", cores())
     assert 0 < cpu.memory_mib <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -108,9 +108,7 @@ def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Pat
         show({**gpus, "CUDA_VISIBLE_DEVICES": "5"}, tmp_path)
 
 
-def test_a_trial_on_a_gpu_has_the_memory_that_the_driver_says_and_is_killed_above_its_limit(
-    gpus: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_trial_on_a_gpu_is_killed_above_its_memory_limit(gpus: dict[str, str], tmp_path: Path) -> None:
     # The first waits until the second was killed and started again, and so was measured with it.
     (tmp_path / "train.py").write_text("""
 import os, pathlib, sys, time

@@ -187,12 +187,12 @@ def test_what_cannot_be_fused_is_parted_and_each_trial_is_trained_once(mixed: Mi
     assert (mixed.folder / "pool/trials/00009/checkpoints/model.pt").exists()
 
 
-def test_the_next_part_is_given_to_a_process_that_has_nothing_to_do(mixed: Mixed) -> None:
+def test_the_next_part_goes_to_a_process_without_work(mixed: Mixed) -> None:
     (told,) = processes(mixed.folder)
     assert told[:6] == [0, 1, 2, 5, 6, 9]
 
 
-def test_what_cannot_be_fused_at_all_is_said_and_trained_one_after_another(mixed: Mixed) -> None:
+def test_what_cannot_be_fused_is_said_and_trained_in_turn(mixed: Mixed) -> None:
     assert any("are not fused: 0" in note and "item" in note for note in mixed.end.notes)
     assert [mixed.trials[number].state for number in (7, 8)] == [TrialState.FINISHED] * 2
     assert mixed.watched.kinds(8) == ["started", "interrupted", "started", "finished"]
@@ -235,7 +235,7 @@ def a_task(folder: Path) -> psutil.Process | None:
     return next((each for each in pool_processes(folder / "pool") if FUSED_TASK in each.cmdline()), None)
 
 
-def test_after_kills_each_trial_goes_on_from_its_checkpoint_and_has_one_result(tmp_path: Path) -> None:
+def test_after_kills_trials_go_on_from_checkpoints_to_one_result(tmp_path: Path) -> None:
     trials = [{"lr": lr} for lr in (0.1, 0.2, 0.3)]
     path = a_sweep(tmp_path, trials, "checkpoint_s = 0.001", epochs=12, pause=0.1)
     command = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "1", "--folder", "pool"]
@@ -265,7 +265,7 @@ def test_after_kills_each_trial_goes_on_from_its_checkpoint_and_has_one_result(t
         assert steps(tmp_path, number).count(0) == 1
 
 
-def test_a_trial_that_is_paused_leaves_its_process_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_paused_trial_leaves_its_process_and_later_goes_on(tmp_path: Path) -> None:
     path = a_sweep(tmp_path, [{"lr": lr} for lr in (0.1, 0.2)], epochs=15, pause=0.1)
 
     class Ends(Watched):
@@ -335,7 +335,7 @@ end(trials[0], "finished")
     assert sorted(processes(tmp_path)) == [[0], [0, 1, 2], [1], [2]]
 
 
-def test_a_process_that_is_killed_for_memory_starts_again_with_half_as_many(tmp_path: Path) -> None:
+def test_a_process_killed_for_memory_restarts_with_half_the_trials(tmp_path: Path) -> None:
     program = """
 import time
 taken = [b"x" * (200 << 20) for _ in trials]

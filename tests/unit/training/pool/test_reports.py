@@ -128,7 +128,7 @@ def test_where_a_file_is_cut_changes_nothing(tmp_path_factory: pytest.TempPathFa
     assert reader.skipped_lines == 3
 
 
-def test_a_file_that_is_replaced_or_cut_short_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_replaced_or_shortened_file_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "report"
     reader = ReportReader(path)
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step"')

@@ -272,9 +272,7 @@ def ask_and_tell(file: Path, folder: Path, log: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [GRID.replace("[32, 64, 128]", "{ low = 1, high = 50000, int = true }"), LONG_SEARCH])
-def test_a_search_that_is_killed_again_and_again_asks_what_was_not_told(
-    sweep: Reader, tmp_path: Path, text: str
-) -> None:
+def test_a_search_often_killed_asks_what_was_not_told(sweep: Reader, tmp_path: Path, text: str) -> None:
     read, chance = sweep(text), random.Random(1)
     processes = multiprocessing.get_context("forkserver")  # which imports once
     processes.set_forkserver_preload([__name__, "optuna", "optuna.samplers", "optuna.storages.journal"])

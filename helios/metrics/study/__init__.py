@@ -1,1 +1,0 @@
-"""Statements about a recorded history of a cluster, with intervals over weeks."""

@@ -1,0 +1,190 @@
+"""Command ``helios study``."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import Argument, Option
+
+from helios.cli.options import (
+    AsJson,
+    HistoryOptions,
+    Machine,
+    OfResource,
+    Report,
+    WindowOptions,
+    configuration,
+    described,
+    expand,
+    moment,
+    named_timezone,
+    refuse_misplaced,
+    select_cluster,
+)
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
+from helios.errors import UsageError
+
+commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
+Audience = Literal["admin", "manager", "paper"]
+Since = Annotated[
+    str | None, Option("--from", help="Begin of the window. Default: from when on the record is complete.")
+]
+Until = Annotated[str | None, Option("--to", help="End of the window. Default: the end of the record.")]
+
+
+@commands.callback(invoke_without_command=True)
+@expand
+def study_(
+    *,
+    context: typer.Context,
+    source: HistoryOptions,
+    machine: Machine,
+    since: Since = None,
+    until: Until = None,
+    partition: Annotated[list[str] | None, Option(help="Only jobs of this partition. Repeatable.")] = None,
+    audience: Annotated[
+        Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
+    ] = "admin",
+    resource: OfResource = None,
+    change: Annotated[
+        str | None, Option(help="When something changed, to compare before and after. Default: the middle.")
+    ] = None,
+    report: Report = None,
+    out: Annotated[
+        Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
+    ] = None,
+    levels: Annotated[
+        Path | None,
+        Option(
+            help="Study a folder of files with the GPUs of each partition by minute (total_gpu_num, running_gpu_num, "
+            "pending_gpu_num) instead of jobs. Only the first statement is known then."
+        ),
+    ] = None,
+    keep: Annotated[bool, Option("--keep", help="Also keep it as the latest study, which helios web shows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a history shows of its cluster, and what follows from it.
+
+    It gives twenty statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
+    verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
+    inside the window. See docs/study.md.
+
+    Example: helios study --cluster venus --from 2020-05-01 --to 2020-06-01 --report study.html
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from helios.study.study import (  # noqa: PLC0415 - see cli.replays
+        NodeRecords,
+        command_source,
+        load_study,
+        store_study,
+        study,
+        write_study,
+    )
+    from helios.study.text import statement_tables  # noqa: PLC0415 - as above
+
+    if levels is not None:
+        _study_levels(levels, timezone=source.timezone, cluster=source.cluster, as_json=as_json)
+        return
+    settings = configuration().settings
+    with progress_bars() as progress:
+        if source.trace is None:
+            source.refuse_file_options()
+            loaded, records = load_study(
+                url=settings.database.url,
+                cluster=select_cluster(source.cluster),
+                window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
+                progress=progress,
+            )
+        else:
+            loaded, records = source.read(progress), NodeRecords()
+        loaded = described(
+            loaded,
+            settings=settings,
+            window=WindowOptions(since=since, until=until),
+            machine=machine,
+            resource=resource,
+            partitions=partition or (),
+        )
+        if machine.nodes is not None:
+            fields = machine.request_fields(settings, loaded.capacity)
+            records = NodeRecords(given=fields["nodes"], units_per_node=fields["gpus_per_node"])
+        bounds, size = loaded.window, loaded.capacity.resource if loaded.capacity else None
+        # The list gives the history away: 10^7 jobs are held once.
+        given_away = [loaded]
+        del loaded
+        found = study(
+            given_away.pop(),
+            since=bounds[0],
+            until=bounds[1],
+            partitions=partition or (),
+            resource=resource or size,
+            records=records,
+            source=command_source(source.trace, cluster=source.cluster, timezone=source.timezone),
+            progress=progress,
+        )
+    print_notes(found.notes)
+    if report is not None or out is not None:
+        page, files = write_study(
+            found,
+            audience=audience,
+            report=report,
+            out=out,
+            energy=settings.energy,
+            change=moment(change, timezone=found.history.timezone),
+        )
+        if report is not None:
+            write_page(report, page)
+        if out is not None:
+            print_message(f"{len(files)} files: {out.resolve()}")
+    if keep:
+        print_message(
+            f"Kept: {store_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}"
+        )
+    print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+
+
+def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as_json: bool) -> None:
+    from helios.study.levels_file import read_partition_levels  # noqa: PLC0415 - as above
+    from helios.study.study import study_levels  # noqa: PLC0415 - see cli.replays
+    from helios.study.text import statement_tables  # noqa: PLC0415 - as above
+
+    paths = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else [folder]
+    recorded = read_partition_levels(paths, timezone=named_timezone(timezone, configuration()) or "UTC")
+    found = study_levels(recorded, cluster=cluster or folder.name)
+    print_notes(found.notes)
+    print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+
+
+@commands.command("compare", epilog="Example: helios study compare may.json june.json")
+def compare_(
+    context: typer.Context,
+    one: Annotated[Path, Argument(help="A study that was written with --json.")],
+    other: Annotated[Path, Argument(help="Another one, of another window or cluster.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two studies, and say which statements differ by more than chance.
+
+    Write each with: helios study ... --json > FILE
+    """
+    refuse_misplaced(context, write="helios study compare ONE OTHER")
+    from helios.study.text import compare, comparison_tables  # noqa: PLC0415 - no help needs it
+
+    found = compare(_read(one), _read(other))
+    print_result(found.to_json(), *comparison_tables(found), as_json=as_json)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:
+        raise UsageError(
+            f"{path} cannot be read as a study: {reason}", hint="Write it with: helios study --json > FILE"
+        ) from reason
+    if not isinstance(read, dict) or not isinstance(read.get("statements"), list):
+        raise UsageError(f"{path} is not a study.", hint="Write it with: helios study --json > FILE")
+    return read

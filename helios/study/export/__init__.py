@@ -1,0 +1,1 @@
+"""Export of a history, as it is or anonymous."""
