@@ -46,7 +46,7 @@ COMMANDS = {
     "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("cli.forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
     "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("cli.system:config_commands", "Show, check and write settings."),
+    "config": ("cli.config:config_commands", "Show, check and write settings."),
     "report": (
         "cli.report:commands",
         "Report waits, usage, prediction errors and decisions, with options as in sacct.",
