@@ -14,7 +14,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from helios.app import export as module
 from helios.app.history import LoadedHistory, ingest, load_history, read_file
 from helios.app.replay_cluster import replay_cluster_for
 from helios.choices import ExportLayout
@@ -22,6 +21,7 @@ from helios.errors import FileUnreadable, FileUnwritable, NotEnoughHistory, Risk
 from helios.ingest import synthetic_trace
 from helios.report.history import describe
 from helios.simulate import ORDERS
+from helios.study.export import export as module
 from helios.study.export.export import COARSER_S, ExportRequest, compare_exports, export_history
 from helios.study.study import study
 from tests.builders import a_job, jobs_frame
