@@ -306,7 +306,8 @@ def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
     """Return the recorded wait of each job, s, NaN where unknown."""
     eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
     wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
-    return np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:

@@ -189,7 +189,7 @@ class JobNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedWaits:
-    """Mean wait that was recorded and that of the baseline, of the same jobs, s."""
+    """Recorded and replayed mean wait of the same jobs, s."""
 
     jobs: int
     recorded_s: float
@@ -258,13 +258,13 @@ class WhatIf:
         return self.live is not None and all(getattr(run, name) == part for name, part in self.live.items())
 
     def label_in_table(self, run: Run) -> str:
-        """Return the label of a replay, with whether it is today's, plain or live."""
+        """Return the label of a replay with its marks."""
         marks = {" (today)": run.is_today, " (plain)": run.is_plain, " (live)": self.is_live(run)}
         return run.label + "".join(mark for mark, holds in marks.items() if holds)
 
     @property
     def baseline(self) -> Run:
-        """The replay of the site's own Slurm, else of plain FIFO + EASY, else the first."""
+        """The replay that the others are compared with."""
         today = [run for run in self.runs if run.is_today]
         plain = [run for run in self.runs if run.is_plain]
         return [*today, *plain, *self.runs][0]
@@ -302,7 +302,10 @@ class WhatIf:
 
     @property
     def recorded(self) -> RecordedWaits | None:
-        """Recorded waits beside those of the baseline, None where too few starts are known."""
+        """Recorded waits beside those of the baseline.
+
+        None where too few starts are known.
+        """
         if self.recorded_wait_s is None:
             return None
         known = np.isfinite(self.recorded_wait_s)
@@ -315,7 +318,10 @@ class WhatIf:
         )
 
     def recorded_sentences(self) -> list[str]:
-        """Return the recorded mean wait beside the replayed, with a warning where they differ."""
+        """Return the recorded mean wait beside the replayed.
+
+        With a warning where they differ.
+        """
         found, baseline = self.recorded, self.baseline
         if found is None or not baseline.is_plain:
             return []

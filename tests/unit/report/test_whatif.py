@@ -60,6 +60,8 @@ def test_the_json_has_the_published_keys_and_no_job() -> None:
         "nodes",
         "gpus_per_node",
         "resource",
+        "capacity",
+        "recorded_wait",
         "from",
         "to",
         "notes",
