@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
+from helios.report.order_check import OrderCheck
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
-
-if TYPE_CHECKING:  # order_check imports what compares these results
-    from helios.report.significance import OrderCheck
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -38,6 +36,14 @@ DIFFERENCE, DIFFERENCE_S = 2.0, 60.0
 
 Orders are compared for gains of a third to a half, which a baseline that is off by two hides.
 """
+
+SAME = 0.02
+"""Relative difference of waits below which nothing is called different."""
+SAME_S = 1.0
+"""Difference below which nobody would notice, s."""
+LOSERS, GAINERS = 10, 5
+"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
+HOUR_S = 3_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +105,7 @@ class Run:
         )
 
     @property
-    def is_today(self) -> bool:
+    def is_own_order(self) -> bool:
         """Whether it is what the site has today, by its own slurm.conf."""
         return self.policy == "slurm"
 
@@ -259,13 +265,13 @@ class WhatIf:
 
     def label_in_table(self, run: Run) -> str:
         """Return the label of a replay with its marks."""
-        marks = {" (today)": run.is_today, " (plain)": run.is_plain, " (live)": self.is_live(run)}
+        marks = {" (today)": run.is_own_order, " (plain)": run.is_plain, " (live)": self.is_live(run)}
         return run.label + "".join(mark for mark, holds in marks.items() if holds)
 
     @property
     def baseline(self) -> Run:
         """The replay that the others are compared with."""
-        today = [run for run in self.runs if run.is_today]
+        today = [run for run in self.runs if run.is_own_order]
         plain = [run for run in self.runs if run.is_plain]
         return [*today, *plain, *self.runs][0]
 
@@ -296,7 +302,7 @@ class WhatIf:
 
         ``today``, ``plain FIFO + EASY``, or the first replay's label.
         """
-        if self.baseline.is_today:
+        if self.baseline.is_own_order:
             return "today"
         return PLAIN if self.baseline.is_plain else self.baseline.label
 
@@ -368,14 +374,6 @@ class WhatIf:
 
 
 # Who gains and who loses by another order: by size of job, by user, by job.
-
-SAME = 0.02
-"""Relative difference of waits below which nothing is called different."""
-SAME_S = 1.0
-"""Difference below which nobody would notice, s."""
-LOSERS, GAINERS = 10, 5
-"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
-HOUR_S = 3_600
 
 
 class SizedWaits(Protocol):

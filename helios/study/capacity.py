@@ -23,6 +23,21 @@ from helios.metrics.queue import Weights
 from helios.model.nodes import expand
 from helios.units import count_in_words
 
+OUT_OF_SERVICE = frozenset(
+    {
+        *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "MAINT", "UNKNOWN", "FUTURE"),
+        *("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "NOT_RESPONDING", "INVALID", "INVALID_REG", "PERFCTRS"),
+    }
+)
+"""Words of a Slurm node state (slurm.h ``enum node_states`` and flags) in which a node takes no jobs."""
+POOL_NAMES = frozenset({"all", "*"})
+NO_PARTITION = "no partition"
+ROLLING_DAYS = 28
+"""Days over which the most in use stands for the capacity, half before and half after a day."""
+LEAST_EXCESS = 0.005
+"""Share of the capacity by which use has to exceed it on a day to be told."""
+_MOST_NAMED = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldNodes:
@@ -112,22 +127,6 @@ def _expanded(text: str) -> tuple[str, ...]:
         return expand(text)
     except HostlistInvalid:
         return ()
-
-
-OUT_OF_SERVICE = frozenset(
-    {
-        *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "MAINT", "UNKNOWN", "FUTURE"),
-        *("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "NOT_RESPONDING", "INVALID", "INVALID_REG", "PERFCTRS"),
-    }
-)
-"""Words of a Slurm node state (slurm.h ``enum node_states`` and flags) in which a node takes no jobs."""
-POOL_NAMES = frozenset({"all", "*"})
-NO_PARTITION = "no partition"
-ROLLING_DAYS = 28
-"""Days over which the most in use stands for the capacity, half before and half after a day."""
-LEAST_EXCESS = 0.005
-"""Share of the capacity by which use has to exceed it on a day to be told."""
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

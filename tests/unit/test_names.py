@@ -18,6 +18,8 @@ WITHOUT_MODULE = {
     "test_names.py",  # tests
     "test_reaper.py",  # tests/reaper.py
     "test_task.py",  # task/helios_task.py
+    "test_recorded_levels.py",  # benchmarks/recorded_levels.py
+    "test_recorded_levels_files.py",
 }
 """Unit tests of what is no module of Helios."""
 EXCEPTIONS_MOST = 0.05

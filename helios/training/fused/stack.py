@@ -40,6 +40,14 @@ STATE = {
 }
 """Arrays that an optimiser keeps, by the names that they have in PyTorch's checkpoints."""
 
+GROW_AFTER = 2_000
+"""Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
+EVALUATED_AT_ONCE = 1_024
+"""Samples of validation data in one batch."""
+
+RECORDED = ("graph", "streams")
+"""Ways that are CUDA graphs."""
+
 
 def _sgd(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
     if "weight_decay" in values:
@@ -257,14 +265,6 @@ class StackedOptimizer:
                 if entry.get(name) is not None:
                     array[row, self.offsets[at] : self.offsets[at + 1]] = entry[name].reshape(-1).to(array)
 
-
-GROW_AFTER = 2_000
-"""Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
-EVALUATED_AT_ONCE = 1_024
-"""Samples of validation data in one batch."""
-
-RECORDED = ("graph", "streams")
-"""Ways that are CUDA graphs."""
 
 Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 """Rows that are computed together, and their parameters, buffers and gradients."""

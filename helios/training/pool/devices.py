@@ -36,6 +36,9 @@ LOOK_S = 60.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
 
+STEP_LOOK_S = 600.0
+"""How long a node may take to say what it has, in which it may unpack an image."""
+
 
 def find_devices(
     *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None, gpu_slots: int = 1
@@ -197,10 +200,6 @@ def device_environment(device: Device) -> Mapping[str, str]:
         return {"HELIOS_DEVICE": device.name, "CUDA_VISIBLE_DEVICES": gpu}
     threads = str(max(1, cores() // device.slots))
     return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}
-
-
-STEP_LOOK_S = 600.0
-"""How long a node may take to say what it has, in which it may unpack an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,9 @@ EPSILON = 1e-9
 Group = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
 
+_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
+"""Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingOptions:
@@ -466,10 +469,6 @@ def _predict_pairs(
     scale = max(0.25, min(4.0, (2 + float(values @ weights)) / (2 + len(pairs))))
     deviation = np.sqrt(np.maximum(1e-6, prior - explained) * scale)
     return np.exp(mean) * PRIOR_SPEED, deviation
-
-
-_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
-"""Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
 
 
 def least_device_time(
