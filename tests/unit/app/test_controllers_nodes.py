@@ -291,39 +291,41 @@ def test_a_plan_says_why_ces_asks_for_nothing(fake_site: FakeNodeSite) -> None:
     )
 
 
-def ces_on(town: NodeTown, in_use: int = 3) -> None:
-    """Have ces on the town's nodes, of which so many were in use for weeks."""
-    town.cycles.services = {"ces": build("ces", {})}
-    town.cycles.expect = lambda snapshot: replace(snapshot, use=a_use({"gpu": in_use}, nodes=6, at=snapshot.taken_at))  # type: ignore[method-assign]  # what is counted is not what is tested here
+def ces_on(fake_site: FakeNodeSite, in_use: int = 3) -> None:
+    """Have ces on the fake_site's nodes, of which so many were in use for weeks."""
+    fake_site.cycles.services = {"ces": build("ces", {})}
+    fake_site.cycles.expect = lambda snapshot: replace(
+        snapshot, use=a_use({"gpu": in_use}, nodes=6, at=snapshot.taken_at)
+    )  # type: ignore[method-assign]  # what is counted is not what is tested here
 
 
-def test_the_status_names_the_rule_and_its_reason(town: NodeTown) -> None:
-    ces_on(town)
-    spare = node_status(town.cycles).spare
+def test_the_status_names_the_rule_and_its_reason(fake_site: FakeNodeSite) -> None:
+    ces_on(fake_site)
+    spare = node_status(fake_site.cycles).spare
     assert spare is not None
     (first, *_) = spare.sentences()
     assert first.startswith("gpu, most in use of the last 30 min and 0 spare nodes: 0.00 % of submissions")
 
 
-def test_the_status_says_why_the_use_of_nodes_is_unknown(town: NodeTown) -> None:
+def test_the_status_says_why_the_use_of_nodes_is_unknown(fake_site: FakeNodeSite) -> None:
     def unknown(snapshot: Snapshot) -> Snapshot:
         raise HeliosError("nobody knows", hint="Read more.")
 
-    town.cycles.services = {"ces": build("ces", {})}
-    town.cycles.expect = unknown  # type: ignore[method-assign]  # as above
-    found = node_status(town.cycles)
+    fake_site.cycles.services = {"ces": build("ces", {})}
+    fake_site.cycles.expect = unknown  # type: ignore[method-assign]  # as above
+    found = node_status(fake_site.cycles)
     assert found.use_unknown == "nobody knows Read more."
     assert "No node is put to sleep: nobody knows Read more." in list(found.parts())
 
 
-def test_a_job_that_waits_for_a_boot_counts_as_a_delayed_submission(town: NodeTown) -> None:
-    town.nodes.admin_powers_down("n1")
-    town.nodes.tick(timedelta(minutes=5))
+def test_a_job_that_waits_for_a_boot_counts_as_a_delayed_submission(fake_site: FakeNodeSite) -> None:
+    fake_site.nodes.admin_powers_down("n1")
+    fake_site.nodes.tick(timedelta(minutes=5))
     for _ in range(6):
-        town.nodes.submit(nodes=1)
+        fake_site.nodes.submit(nodes=1)
     for _ in range(2):
-        town.cycle()
-    ces_on(town)
-    status = node_status(town.cycles).spare
+        fake_site.cycle()
+    ces_on(fake_site)
+    status = node_status(fake_site.cycles).spare
     assert status is not None
     assert sum(rule.delayed for rule in status.rules) == 1
