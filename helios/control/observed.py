@@ -248,14 +248,24 @@ def partitions_wanted(snapshot: Snapshot) -> frozenset[str]:
 
     Such a job is eligible, not held, and not waiting for a limit.
     """
+    named = _jobs_that_wait(snapshot)["partition"].astype(object).dropna().unique()
+    return frozenset(partition for names in named for partition in str(names).split(","))
+
+
+def nodes_wanted(snapshot: Snapshot) -> int:
+    """Return the nodes that pending jobs wait for at most, as some share them."""
+    jobs = _jobs_that_wait(snapshot)
+    return int((jobs["nodes"].fillna(1).clip(lower=1) * jobs["tasks"].clip(lower=1)).sum())
+
+
+def _jobs_that_wait(snapshot: Snapshot) -> pd.DataFrame:
     pending = snapshot.pending
     waits = (
         (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))
         & ~(pending["priority"] == 0)
         & pending["reason"].astype(object).fillna("").isin(WAITS_FOR_NODES)
     )
-    named = pending.loc[waits, "partition"].astype(object).dropna().unique()
-    return frozenset(partition for names in named for partition in str(names).split(","))
+    return pending[waits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

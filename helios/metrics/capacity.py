@@ -263,7 +263,7 @@ def nodes_of_jobs(
     *,
     resource: str,
 ) -> pd.DataFrame | None:
-    """Return the nodes that jobs ran on, each with the most ever held there.
+    """Return the nodes of jobs, with the most ever held there.
 
     A job's resources are taken to be spread evenly over its nodes.
 

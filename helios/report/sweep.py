@@ -39,7 +39,7 @@ class SweepRow:
 
     label: str
     figures: Mapping[str, float | None]
-    is_today: bool
+    is_own_order: bool
     is_oracle: bool
     failed: tuple[str, ...]
 
@@ -50,11 +50,11 @@ class SweepRow:
         ``reasons`` are those of the cells that failed.
         """
         all_figures = [whatif_figures(figures) for figures in found]
-        first: Mapping[str, Any] = found[0] if found else {"label": named, "is_today": False, "is_oracle": False}
+        first: Mapping[str, Any] = found[0] if found else {"label": named, "is_own_order": False, "is_oracle": False}
         return cls(
             label=first["label"],
             figures={name: _mean([figures[name] for figures in all_figures]) for name in CRITERIA} if found else {},
-            is_today=first["is_today"],
+            is_own_order=first["is_own_order"],
             is_oracle=first["is_oracle"],
             failed=tuple(dict.fromkeys(reasons)),
         )
@@ -81,7 +81,7 @@ class Group:
     def baseline(self) -> SweepRow | None:
         """The replay of what a site has today, else the first replay."""
         there = [row for row in self.rows if row.figures]
-        return next((row for row in there if row.is_today), there[0] if there else None)
+        return next((row for row in there if row.is_own_order), there[0] if there else None)
 
     def best(self, name: str) -> list[SweepRow]:
         """Return the feasible scenarios with the smallest value of a criterion.
@@ -178,7 +178,7 @@ def sweep_tables(found: Sweep) -> RenderableType:
 def _group_table(group: Group, found: Sweep) -> RenderableType:
     table = plain_table("Replayed", "Mean wait", "vs today", "p99", "Longest", CRITERIA["mean_wait_large_s"])
     for row in sorted(group.rows, key=lambda row: (row.is_oracle, not row.figures)):
-        label = escape(f"{row.label} (today)" if row.is_today else row.label)
+        label = escape(f"{row.label} (today)" if row.is_own_order else row.label)
         if not row.figures:
             table.add_row(label, "failed", "", "", "", "")
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
+from helios.report.order_check import OrderCheck
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
-
-if TYPE_CHECKING:  # order_check imports what compares these results
-    from helios.report.significance import OrderCheck
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -30,6 +28,14 @@ POLICY_NAMES = {
     "slurm_otherwise": "Slurm, other settings",
 }
 BACKFILL_NAMES = {"none": "", "skip": " + skip", "easy": " + EASY ({})", "nodes": " + nodes ({})"}
+
+SAME = 0.02
+"""Relative difference of waits below which nothing is called different."""
+SAME_S = 1.0
+"""Difference below which nobody would notice, s."""
+LOSERS, GAINERS = 10, 5
+"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
+HOUR_S = 3_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +97,7 @@ class Run:
         )
 
     @property
-    def is_today(self) -> bool:
+    def is_own_order(self) -> bool:
         """Whether it is what a Slurm site has today.
 
         Its own Slurm, else FIFO with EASY backfill by time limits.
@@ -219,13 +225,13 @@ class WhatIf:
 
     def label_in_table(self, run: Run) -> str:
         """Return the label of a replay, with whether it is today's or live."""
-        today = " (today)" if run is self.baseline and run.is_today else ""
+        today = " (today)" if run is self.baseline and run.is_own_order else ""
         return f"{run.label}{today}{' (live)' if self.is_live(run) else ''}"
 
     @property
     def baseline(self) -> Run:
         """The replay of what a Slurm site has today, else the first replay."""
-        return next((run for run in self.runs if run.is_today), self.runs[0])
+        return next((run for run in self.runs if run.is_own_order), self.runs[0])
 
     @property
     def feasible(self) -> list[Run]:
@@ -254,7 +260,7 @@ class WhatIf:
 
         ``today``, or the first replay's label.
         """
-        return "today" if self.baseline.is_today else self.baseline.label
+        return "today" if self.baseline.is_own_order else self.baseline.label
 
     @property
     def unit(self) -> str:
@@ -290,14 +296,6 @@ class WhatIf:
 
 
 # Who gains and who loses by another order: by size of job, by user, by job.
-
-SAME = 0.02
-"""Relative difference of waits below which nothing is called different."""
-SAME_S = 1.0
-"""Difference below which nobody would notice, s."""
-LOSERS, GAINERS = 10, 5
-"""Users and jobs that a page names: those who wait longer most, and those who gain most."""
-HOUR_S = 3_600
 
 
 class SizedWaits(Protocol):

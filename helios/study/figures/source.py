@@ -99,7 +99,7 @@ def summary(cluster: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HereAndThere:
+class ClusterComparison:
     """Comparison of a cluster with published ones.
 
     Attributes
@@ -119,7 +119,7 @@ class HereAndThere:
     notes: tuple[str, ...]
 
 
-def here_and_there(source: FigureSource) -> HereAndThere:
+def compare_clusters(source: FigureSource) -> ClusterComparison:
     """Compare a history's totals with published ones."""
     history, kind = source.history, "gpu" if source.history.resource == "gpus" else "cpu"
     run_times = source.run_times(source.sized)
@@ -151,7 +151,7 @@ def here_and_there(source: FigureSource) -> HereAndThere:
             ("GPU hours that were cancelled", "cancel_gpu_time", _rate(source, ended, CANCELLED, hours=True), percent),
             ("GPU hours that failed otherwise", "fail_gpu_time", _rate(source, ended, None, hours=True), percent),
         ]
-    return HereAndThere(
+    return ClusterComparison(
         header=(history.cluster, *CLUSTERS),
         rows=tuple(
             (label, tuple("-" if value is None else write(value) for value in (own, *_others(name))))
@@ -353,8 +353,6 @@ class FigureSource:
         Of the same history; what a figure needs of them and does not get is not shown.
     energy : Energy, optional
         Draw of nodes, and prices.
-    change_s : int, optional
-        When something changed, s since the epoch; by default the middle of the window.
     """
 
     def __init__(
@@ -367,7 +365,6 @@ class FigureSource:
         unusable: Sequence[NamedLevel] = (),
         findings: Sequence[Finding] = (),
         energy: Energy | None = None,
-        change_s: int | None = None,
     ) -> None:
         self.history = history
         self.capacity = capacity
@@ -376,7 +373,6 @@ class FigureSource:
         self.unusable = unusable
         self.findings = {finding.number: finding for finding in findings}
         self.energy = energy or Energy()
-        self.change_s = (history.first_s + history.end_s) // 2 if change_s is None else change_s
 
     @cached_property
     def sized(self) -> Flags:
@@ -529,11 +525,6 @@ class FigureSource:
     def in_use(self) -> Floats:
         """Units in use in each step."""
         return self.held()
-
-    @cached_property
-    def asked_for(self) -> Floats:
-        """Units that jobs wait for in each step."""
-        return self.asked()
 
     def in_service(self, edges_s: Seconds, pools: tuple[int, ...] | None = None) -> Floats | None:
         """Return the units in service in each step, None where unknown."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome
+from helios.actions import NodeOutcome
 from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
 from helios.app.node_use import NodeUseRecord
 from helios.app.operations import operations_for, summarise_node_release
+from helios.changes import Change
 from helios.config import LoadedSettings, Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
@@ -221,10 +222,10 @@ def test_a_pause_beside_another_state_folder_leaves_the_memory_of_the_leader(tow
     protected = replace(town.cycles.remembered(), protected_at=town.nodes.now)
     steer = town.nodes.steer
 
-    def a_cycle_ends_meanwhile(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+    def a_cycle_ends_meanwhile(changes: Sequence[Change[str]]) -> list[NodeOutcome]:
         with town.warehouse() as warehouse:
             warehouse.remember("dev", "nodes", protected.to_json(), at=town.nodes.now)
-        return steer(actions)
+        return steer(changes)
 
     town.nodes.steer = a_cycle_ends_meanwhile  # type: ignore[method-assign]  # a moment that no test can hit else
     report = alice.release("paused by alice")

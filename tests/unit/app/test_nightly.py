@@ -60,8 +60,8 @@ def test_the_nightly_report_says_what_the_check_of_the_order_found(tmp_path: Pat
     done = a_night(town, seen=nodes)
     (line,) = [step for step in done.done if step.startswith("order checked: ")]
     assert done.report is not None
-    said = " ".join(done.report.text.read_text().split())
-    assert "WHETHER THE ORDER HELPS" in said
+    said = " ".join(done.report.page.read_text().split())
+    assert "Whether the order helps" in said
     assert line.removeprefix("order checked: ") in said
 
 
@@ -111,7 +111,7 @@ def test_nightly_reports_are_closed_to_other_accounts(tmp_path: Path) -> None:
     earlier = nightly_pages(town.settings, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
     earlier.chmod(0o644)  # as an older Helios left it
     report = nightly_pages(town.settings, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
-    files = [earlier, report.page, report.text, report.mail]
+    files = [earlier, report.page, report.mail]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
     assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750
 

@@ -10,19 +10,11 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.own_order import (
-    FRESH,
-    NoGpuMachine,
-    PastCheck,
-    check_tonight,
-    order_checks,
-    proposal,
-    size_orders,
-)
+from helios.app.nightly_order import FRESH, NoGpuMachine, PastCheck, check_tonight, order_checks, proposal, size_orders
 from helios.app.predictions import LivePredictions
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.report.significance import CheckedOrder
+from helios.report.order_check import CheckedOrder
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import Town

@@ -5,14 +5,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from helios.report.history import describe
-from helios.report.tables import (
-    describe_missing,
-    description_tables,
-    evaluation_table,
-    load_table,
-    rejects_table,
-    whatif_table,
-)
+from helios.report.tables import describe_missing, description_tables, evaluation_table, load_table, rejects_table
+from helios.report.whatif_tables import whatif_table
 from tests.builders import a_job, jobs_frame, rejects_frame
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 

@@ -20,7 +20,7 @@ def test_without_it_the_first_replay_is_the_baseline() -> None:
     first = a_run([1], backfill="none", estimates=None)
     result = a_what_if(first, qssf([1]))
     assert result.baseline is first
-    assert not first.is_today
+    assert not first.is_own_order
 
 
 def test_the_live_setting_is_marked_in_tables_and_json_and_explained() -> None:

@@ -28,7 +28,7 @@ def venus(*, whole_nodes: bool) -> ReplaySetup:
         jobs = history.jobs
         history = replace(history, jobs=jobs[jobs["gpus"] % 8 == 0].reset_index(drop=True))
     request = WhatIfRequest(
-        plans=(), since=BEGIN, until=END, warm_up=pd.Timedelta(0), nodes={"all": 133}, skip_oversized=True
+        scenarios=(), since=BEGIN, until=END, warm_up=pd.Timedelta(0), nodes={"all": 133}, skip_oversized=True
     )
     return prepare_replay(history, request)
 
