@@ -55,7 +55,6 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.predict.demand.types import Calendar
 
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
@@ -67,7 +66,7 @@ from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
-from helios.config import Energy, Settings
+from helios.config import Energy
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.metrics.statistics import rank_correlation
 from helios.model import JOBS, NODES
@@ -134,7 +133,7 @@ def arguments(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _replays(history: LoadedHistory, window: Any, scenarios: list[Scenario]) -> list[Run]:
     request = WhatIfRequest(
-        plans=scenarios,
+        scenarios=scenarios,
         since=window.since,
         until=window.until,
         nodes=parse_nodes(window.nodes),
@@ -174,17 +173,15 @@ def idle(folder: Path) -> Iterator[dict[str, Any]]:
     for month, nodes in product(MONTHS, VENUS_NODES):
         since = datetime.fromisoformat(month).replace(tzinfo=zone)
         replay = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=since,
             until=since + timedelta(days=21),
             nodes={POOL: nodes},
             placement=Placement.RANDOM,
             skip_oversized=True,
         )
-        request = EnergyJobsRequest(
-            replay=replay, calendar=Calendar(zone=zone), policies=("idle_timer_30min", "ces"), history_days=28
-        )
-        slept = energy_on_jobs(history, request, energy=Energy(), power=Settings().power)
+        request = EnergyJobsRequest(replay=replay, policies=("idle_timer_30min", "ces"))
+        slept = energy_on_jobs(history, request, energy=Energy())
         placed, records = _placed(history, replay)
         told = study(placed, since=replay.since, until=replay.until, records=records).statements[3]
         shares = {policy.policy: policy.mean_sleeping_nodes / nodes for policy in slept.policies}

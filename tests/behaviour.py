@@ -206,15 +206,9 @@ COMMANDS = (
         words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
         "--every 1h --predict-again never --json",
     ),
-    Command(
-        name="forecast-evaluate",
-        words=f"forecast evaluate --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json",
-    ),
-    Command(
-        name="forecast-evaluate-jobs",
-        words="forecast evaluate --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
-    ),
-    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json"),
+    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-31 --json"),
+    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-16 --json"),
+    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-10-30 --to 2017-10-31 --json"),
     Command(
         name="energy-whatif-jobs",
         words="energy whatif --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",

@@ -189,7 +189,7 @@ def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counte
     until_s = first_s + n_steps * STEP_S
     notes = []
     if running := int((end_s == NEVER_S).sum()):
-        notes.append(in_number(running, "jobs run, as far as is known, and hold their nodes until the end."))
+        notes.append(in_number(running, "jobs have no end yet: in use up to the end of the record."))
     if jobs["node_list"].notna().mean() >= FEWEST_PLACED:
         held = busy_intervals(jobs, until_s=until_s).merged()
         group = np.zeros(len(held.names), dtype=np.int64)
@@ -262,8 +262,8 @@ def forecast_tomorrow(
     if found is None:
         first = datetime.fromtimestamp(series.start_s, zone)
         raise NotEnoughHistory(
-            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast, "
-            f"and it takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
+            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast; it "
+            f"takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
             hint="Read more history: helios trace sync, or helios trace load FILE",
         )
     tomorrow = end.date() + timedelta(days=1)

@@ -373,7 +373,7 @@ def _cells(policy: PolicyResult, names: Sequence[str], result: EnergyWhatIf) -> 
     cost, co2_kg = (None, None) if always_on is None else (always_on.cost, always_on.co2_kg)
     cells = {
         "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
-        "kWh/day": f"{policy.saved_kwh / result.days + 0.0:,.0f}",
+        "kWh/day": f"{round(policy.saved_kwh / result.days):,}",
         "Delayed": percent(policy.share_of_submissions_delayed, 2),
         "of jobs": percent(policy.share_of_jobs_delayed, 2),
         "Wait, s": figure(policy.added_wait_s, 1),
@@ -382,8 +382,8 @@ def _cells(policy: PolicyResult, names: Sequence[str], result: EnergyWhatIf) -> 
         "In use": percent(policy.node_utilization_after),
         "GPUs": percent(policy.gpu_utilization),
         "of oracle": percent(policy.share_of_oracle),
-        f"{policy.currency}/day": "-" if cost is None else f"{(cost - (policy.cost or 0.0)) / result.days + 0.0:,.0f}",
-        "kg CO2/day": "-" if co2_kg is None else f"{(co2_kg - (policy.co2_kg or 0.0)) / result.days + 0.0:,.0f}",
+        f"{policy.currency}/day": "-" if cost is None else f"{round((cost - (policy.cost or 0.0)) / result.days):,}",
+        "kg CO2/day": "-" if co2_kg is None else f"{round((co2_kg - (policy.co2_kg or 0.0)) / result.days):,}",
     }
     return [cells[name] for name in names]
 

@@ -8,6 +8,7 @@ wakes nodes at once as Slurm does for a job, and the missing node time is counte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,11 +222,11 @@ def rule_levels(
 
 @entry_point
 def _follow_rule(  # noqa: PLR0917 - numba kernels are called by position
-    busy: NDArray[np.float64],
-    total: NDArray[np.float64],
-    peak: NDArray[np.float64],
-    used_lately: NDArray[np.float64],
-    spare: float,
+    busy: Any,
+    total: Any,
+    peak: Any,
+    used_lately: Any,
+    spare: Any,
     wakes: int,
     counts_use: bool,
     every: int,
@@ -244,7 +245,7 @@ def _follow_rule(  # noqa: PLR0917 - numba kernels are called by position
         else:
             change = min(max(spare, busy[t]), total[t]) - powered
         if wakes == _NEVER or (wakes == _SHORT_OF_NODES and not was_short):
-            change = min(change, 0.0)
+            change = min(change, 0)
         powered = max(powered + change, min(powered, used_lately[t]))
         was_short = False
 

@@ -13,6 +13,7 @@ from helios.actions import PowerDown
 from helios.config import SlurmSettings
 from helios.slurm.connect import open_nodes
 from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
+from tests.changes import asked_of_nodes
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
 from tests.waiting import TEST_TIMEOUT_S
@@ -42,7 +43,7 @@ def by_helios(rig: Rig, undo: Path, *asleep: str, weights: Mapping[str, int] | N
     """Do to nodes what Helios would, with word left of it."""
     write_undo(undo, asleep=asleep, weights=weights)
     nodes = open_nodes(SlurmSettings(backend="commands"), environment=rig.environment)
-    nodes.steer([PowerDown(node=name, reason="nothing to do") for name in asleep])
+    nodes.steer(asked_of_nodes([PowerDown(node=name, reason="nothing to do") for name in asleep]))
     for name, own in (weights or {}).items():
         rig.run("scontrol", "update", f"nodename={name}", f"weight={own + 1}")
 

@@ -43,7 +43,7 @@ from helios.metrics.spare_nodes import (
     SpareChoice,
     choose_rules,
 )
-from helios.model import STEP_S, PoolUse
+from helios.model import STEP_S
 from helios.ports import Progress, no_progress
 from helios.predict.node_demand import NodeHours, expect_all, mean_of_hour
 from helios.report.energy_whatif import ChosenSpare, EnergyWhatIf, FrontRow, PolicyResult
@@ -297,20 +297,26 @@ class _Replays:
     @cached_property
     def holding(self) -> NodeHolding:
         """Use of the nodes under the safe rule."""
-        nodes = self.nodes(safe_rules(self.setup.machine.shape))
+        return self.hold(in_blocks=False)
+
+    def hold(self, *, in_blocks: bool) -> NodeHolding:
+        """Replay under the safe rule and return the use of the nodes."""
+        nodes = self.nodes(safe_rules(self.setup.machine.shape), in_blocks=in_blocks)
         nodes.advance(self.window_s[1])
         return nodes.holding()
-
-    def uses(self, begin_s: int, end_s: int) -> dict[str, PoolUse]:
-        """Return the use of each partition by minute under the safe rule."""
-        return use_of_pools(self.holding, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s)
 
     @cached_property
     def choices(self) -> dict[str, SpareChoice]:
         """Rules of the partitions, chosen on the weeks before the window."""
         begin_s = self.window_s[0]
         return choose_rules(
-            self.uses(begin_s - 7 * WEEKS * DAY_S, begin_s),
+            use_of_pools(
+                self.holding,
+                self.setup.workload,
+                self.setup.machine.shape,
+                begin_s=begin_s - 7 * WEEKS * DAY_S,
+                end_s=begin_s,
+            ),
             self.energy,
             delayed_submissions=self.request.delayed_submissions,
             cycles_per_node_day=self.request.cycles_per_node_day,
@@ -331,9 +337,14 @@ class _Replays:
         return np.stack(found, axis=1)
 
     def oracle(self, always_on: EnergyReplay) -> EnergyReplay:
-        """Return the limit, for jobs at the times of the replay under the safe rule."""
-        run = oracle_run(self.uses(*self.window_s), self.energy, always_on.run)
-        return EnergyReplay(run=run, late_s=np.zeros_like(always_on.late_s))
+        """Return the limit: jobs as under the safe rule, on nodes filled in blocks.
+
+        With jobs at random places, a timer would sleep more than an oracle that has to take the places as they are.
+        """
+        begin_s, end_s = self.window_s
+        holding, shape = self.hold(in_blocks=True), self.setup.machine.shape
+        uses = use_of_pools(holding, self.setup.workload, shape, begin_s=begin_s, end_s=end_s)
+        return EnergyReplay(run=oracle_run(uses, self.energy, always_on.run), late_s=np.zeros_like(always_on.late_s))
 
 
 def _level_rule(nodes: int) -> AwakeRule:
@@ -443,7 +454,7 @@ def _notes(replays: _Replays, *, counts_busy: bool) -> list[str]:
         "ces wakes nodes each minute up to those in use and some spare ones. Their number is chosen on up to "
         f"{WEEKS} weeks before the window, for at most {percent(request.delayed_submissions, 1)} of submissions "
         f"delayed and {request.cycles_per_node_day:g} wakes of a node a day; a minute with submissions to a partition "
-        "counts once. The oracle knows when jobs start.",
+        "counts once. The oracle knows when jobs start, and fills nodes in blocks.",
         f"{row} is the idle timer of {rounded_duration(TIMER_S)} with as many nodes as that in "
         f"SuspendExcNodes=...:N: {counted}{known}.",
         f"It takes {replays.energy.boot_s:.0f} s to wake a node, and every node that is told to wake does. A job is "

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome
+from helios.actions import NodeOutcome
 from helios.app.controllers import NODES_RELEASED_FILE, NodeController, delete_damaged_state
 from helios.app.explain import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
 from helios.app.node_use import NodeUseRecord
 from helios.app.operations import operations_for, summarise_node_release
+from helios.changes import Change
 from helios.config import LoadedSettings, Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
@@ -225,10 +226,10 @@ def test_a_pause_beside_another_state_folder_leaves_the_memory_of_the_leader(fak
     protected = replace(fake_site.cycles.remembered(), protected_at=fake_site.nodes.now)
     steer = fake_site.nodes.steer
 
-    def a_cycle_ends_meanwhile(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+    def a_cycle_ends_meanwhile(changes: Sequence[Change[str]]) -> list[NodeOutcome]:
         with fake_site.warehouse() as warehouse:
             warehouse.remember("dev", "nodes", protected.to_json(), at=fake_site.nodes.now)
-        return steer(actions)
+        return steer(changes)
 
     fake_site.nodes.steer = a_cycle_ends_meanwhile  # type: ignore[method-assign]  # a moment that no test can hit else
     report = alice.release("paused by alice")
@@ -288,3 +289,43 @@ def test_a_plan_says_why_ces_asks_for_nothing(fake_site: FakeNodeSite) -> None:
         note.startswith("ces asks for nothing: 0 of 6 nodes of gpu in use, at most 6 in the last 30 min")
         for note in report.notes
     )
+
+
+def ces_on(fake_site: FakeNodeSite, in_use: int = 3) -> None:
+    """Have ces on the fake_site's nodes, of which so many were in use for weeks."""
+    fake_site.cycles.services = {"ces": build("ces", {})}
+    fake_site.cycles.expect = lambda snapshot: replace(
+        snapshot, use=a_use({"gpu": in_use}, nodes=6, at=snapshot.taken_at)
+    )  # type: ignore[method-assign]  # what is counted is not what is tested here
+
+
+def test_the_status_names_the_rule_and_its_reason(fake_site: FakeNodeSite) -> None:
+    ces_on(fake_site)
+    spare = node_status(fake_site.cycles).spare
+    assert spare is not None
+    (first, *_) = spare.sentences()
+    assert first.startswith("gpu, most in use of the last 30 min and 0 spare nodes: 0.00 % of submissions")
+
+
+def test_the_status_says_why_the_use_of_nodes_is_unknown(fake_site: FakeNodeSite) -> None:
+    def unknown(snapshot: Snapshot) -> Snapshot:
+        raise HeliosError("nobody knows", hint="Read more.")
+
+    fake_site.cycles.services = {"ces": build("ces", {})}
+    fake_site.cycles.expect = unknown  # type: ignore[method-assign]  # as above
+    found = node_status(fake_site.cycles)
+    assert found.use_unknown == "nobody knows Read more."
+    assert "No node is put to sleep: nobody knows Read more." in list(found.parts())
+
+
+def test_a_job_that_waits_for_a_boot_counts_as_a_delayed_submission(fake_site: FakeNodeSite) -> None:
+    fake_site.nodes.admin_powers_down("n1")
+    fake_site.nodes.tick(timedelta(minutes=5))
+    for _ in range(6):
+        fake_site.nodes.submit(nodes=1)
+    for _ in range(2):
+        fake_site.cycle()
+    ces_on(fake_site)
+    status = node_status(fake_site.cycles).spare
+    assert status is not None
+    assert sum(rule.delayed for rule in status.rules) == 1

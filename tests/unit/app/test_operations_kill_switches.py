@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from helios.actions import Action, Outcome
+from helios.actions import Outcome
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
 from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
 from helios.app.operations import Operations
+from helios.changes import Change
 from helios.cli.main import application
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, StrangersLeft, WarehouseUnavailable
@@ -139,11 +140,11 @@ def test_a_release_needs_no_service_with_options_that_can_be_used(fake_site: Fak
 def test_no_cycle_of_this_machine_runs_beside_a_release(fake_site: FakeSite) -> None:
     apply, refused = fake_site.cluster.apply, []
 
-    def apply_and_try(actions: Sequence[Action]) -> list[Outcome]:
+    def apply_and_try(changes: Sequence[Change[float]]) -> list[Outcome]:
         with pytest.raises(CycleUnderWay), hold_cycle_lock(fake_site.folder / "state"):
             pass
         refused.append(True)
-        return apply(actions)
+        return apply(changes)
 
     fake_site.cluster.apply = apply_and_try  # type: ignore[method-assign]
     fake_site.cycles.release("enough")

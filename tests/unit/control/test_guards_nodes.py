@@ -12,7 +12,7 @@ import pytest
 from helios.actions import Result
 from helios.config import Power
 from helios.control import Failure, clear_failed_wakes
-from helios.control.guards import PowerBudget
+from helios.control.guards import MOST_SPARE, PowerBudget
 from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
@@ -282,13 +282,31 @@ def test_a_falling_node_is_not_called_back() -> None:
     assert table.cluster.power_of("n1") is FALLING
 
 
-def test_a_node_is_not_woken_early_before_its_sleep_has_paid() -> None:
+def test_a_node_that_fell_asleep_lately_may_be_woken() -> None:
     table = a_table(payback_s=3600)
     table.says(*down("n1"))
-    assert table.says(*up("n1"), after=10 * MINUTE).woken == ()
-    assert "not woken ahead of need" in table.why_refused("n1")
-    table.cluster.submit(nodes=11)
-    assert table.says(*up("n1")).woken == ("n1",)  # a shortage
+    assert table.says(*up("n1"), after=10 * MINUTE).woken == ("n1",)
+
+
+def test_a_burst_wakes_its_nodes_and_the_most_spare_ones() -> None:
+    names = [f"n{place}" for place in range(1, 81)]
+    table = NodeTable(cluster=FakeNodes(nodes=some_nodes(80)), settings=node_settings(most_in_transition=0.1))
+    for name in names:
+        table.cluster.admin_powers_down(name)
+    table.cycle(after=5 * MINUTE)
+    table.cluster.submit(nodes=7, partition="not yet placed")
+    report = table.says(*up(*names))
+    assert len(report.woken) == MOST_SPARE + 7
+    assert report.counts["ces"][Result.POSTPONED] == 80 - MOST_SPARE - 7
+
+
+def test_wakes_of_a_burst_leave_no_room_for_sleeps() -> None:
+    table = a_table(most_in_transition=0.3)
+    for name in ("n1", "n2", "n3", "n4"):
+        table.cluster.admin_powers_down(name)
+    table.cycle(after=5 * MINUTE)
+    report = table.says(*up("n1", "n2", "n3", "n4"), *down("n5"))
+    assert (len(report.woken), report.slept) == (4, ())
 
 
 def test_a_node_that_slurm_put_to_sleep_may_be_woken() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result
-from helios.changes import nodes_named
+from helios.actions import NodeOutcome, Result
+from helios.changes import Change, nodes_named
 from helios.control import Failure, ServiceMode, Undo
 from helios.control.observed import Observation
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
@@ -82,9 +82,9 @@ def test_intent_is_in_ledger_and_undo_file_before_any_write() -> None:
     seen: list[tuple[Undo, dict[str, str]]] = []
     steer = table.cluster.steer
 
-    def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+    def watched(changes: Sequence[Change[str]]) -> list[NodeOutcome]:
         seen.append((table.undo, table.applied()))
-        return steer(actions)
+        return steer(changes)
 
     table.cluster.steer = watched  # type: ignore[method-assign]
     table.says(*down("n1", "n2"))
@@ -98,9 +98,9 @@ def test_a_wake_is_in_the_ledger_before_it_is_written() -> None:
     seen: list[dict[str, str]] = []
     steer = table.cluster.steer
 
-    def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+    def watched(changes: Sequence[Change[str]]) -> list[NodeOutcome]:
         seen.append(table.applied())
-        return steer(actions)
+        return steer(changes)
 
     table.cluster.steer = watched  # type: ignore[method-assign]
     table.cycle(active(Says(), name="other"))  # the service that had put it to sleep is gone
@@ -612,13 +612,7 @@ def test_what_is_not_written_stays_in_the_ledger_as_it_was(result: Result) -> No
     table.says(after=5 * MINUTE)
     applied = table.ledger.applied_changes()
     steer = table.cluster.steer
-    table.cluster.steer = lambda actions: [  # type: ignore[method-assign]
-        NodeOutcome(
-            action="PowerUp", setting=NodeSetting.POWER, node=action.node, result=result, reason="so", remark="no"
-        )
-        for action in actions
-        if isinstance(action, PowerUp)
-    ]
+    table.cluster.steer = lambda changes: [change.outcome(result, "no") for change in changes]  # type: ignore[method-assign]
     table.says(*up("n1"))
     assert table.ledger.applied_changes().equals(applied)
     assert table.undo == Undo(asleep=("n1",))

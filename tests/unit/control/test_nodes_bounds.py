@@ -281,13 +281,6 @@ def test_a_node_first_seen_idle_at_this_very_look_was_seen_once(ago: timedelta, 
     assert (refusal(down("n1")[0], context(a_node(name="n1"), memory=memory)) == "") is fits
 
 
-@pytest.mark.parametrize(("asleep_for", "fits"), [(3600, True), (3599, False)])
-def test_a_sleep_has_paid_from_the_second_that_is_set(asleep_for: int, fits: bool) -> None:
-    row = a_row(written_at=NOON - asleep_for * SECOND)
-    around = context(a_node(name="n1", power="asleep"), rows=(row,), power={"payback_s": 3600})
-    assert (refusal(up("n1")[0], around) == "") is fits
-
-
 def test_a_node_down_or_out_of_service_is_not_woken() -> None:
     nodes = [
         a_node(name="n1", state="DOWN", power=None),
@@ -304,7 +297,7 @@ def test_a_place_is_kept_for_nodes_that_the_timer_takes() -> None:
     nodes = observed_nodes(a_snapshot(nodes=some_nodes()))
     room = PowerBudget(nodes, Power(most_in_transition=0.3), about_to_fall=["n9", "n10"])
     assert [room.to_sleep(nodes[name])[0] for name in ("n1", "n2")] == [Result.DONE, Result.POSTPONED]
-    assert [room.to_wake()[0] for _ in range(3)] == [Result.DONE, Result.DONE, Result.POSTPONED]
+    assert [room.to_revert()[0] for _ in range(3)] == [Result.DONE, Result.DONE, Result.POSTPONED]
 
 
 @pytest.mark.parametrize("most_in_transition", [0.15, 0.35, 1.0])

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
+from helios.actions import NodeOutcome, Result
+from helios.changes import Change
 from helios.control import NodeCycleReport, Undo
 from helios.control.modes import OUTSIDE, node_cluster_for_mode
 from helios.control.observed import same_list
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node
+from tests.changes import asked_of_nodes
 from tests.unit.control.nodes_table import (
     ACTIVE,
     HOUR,
@@ -178,18 +180,15 @@ def test_a_shadow_wants_a_node_back_under_its_own_name(night: Night) -> None:
     assert applied_changes_of(night.table) == ASLEEP_APPLIED
 
 
-def test_nodes_asked_for_again_are_woken_once_their_sleep_has_paid(night: Night) -> None:
+def test_nodes_asked_for_again_are_woken_at_once(night: Night) -> None:
     night.cycle()
     night.active.actions = [*up("n1"), *down("n2")]
-    early = night.cycle()
-    assert [row[2:5] for row in rows(early)] == [("PowerUp", "n1", "refused")]
-    assert (early.woken, early.tallies["wanted"].tolist()) == ((), [9.0])
-    late = night.cycle(after=2 * HOUR)
-    assert [row[:5] for row in rows(late)] == [
+    report = night.cycle()
+    assert [row[:5] for row in rows(report)] == [
         ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "PowerUp", "n1", "done"),
     ]
-    assert (late.woken, late.asleep_by_helios) == (("n1",), 1)
+    assert (report.woken, report.asleep_by_helios) == (("n1",), 1)
     assert memory(night.table)["wakes"] == {"n1": [night.table.cluster.now.isoformat(), "Helios"]}
     assert night.table.undo.asleep == ("n2",)
 
@@ -409,7 +408,7 @@ def test_a_canary_writes_no_other_node() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
     door = node_cluster_for_mode(canary("debug"), cluster, read_snapshot=cluster.snapshot, applied={})
     assert door is not None
-    said = door.steer([*down("n1", "m1"), *up("n2"), keep("n1", "m1")])
+    said = door.steer(asked_of_nodes([*down("n1", "m1"), *up("n2"), keep("n1", "m1")]))
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
     assert by_node["PowerDown", "n1"] is by_node["PowerUp", "n2"] is Result.REFUSED
     assert by_node["PowerDown", "m1"] is Result.DONE
@@ -426,14 +425,11 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     table.cluster.tick(HOUR)
     steer, calls = table.cluster.steer, []
 
-    def one_at_a_time(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        calls.append(actions)
-        (action,) = actions
-        assert isinstance(action, RevertNodes)
-        first, *others = action.own
-        done = steer([replace(action, own=(first,))])
-        waits = [replace(done[0], node=node, result=Result.POSTPONED, remark="later") for node, _ in others]
-        return [*done, *waits]
+    def one_at_a_time(changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        calls.append(changes)
+        first, *others = changes
+        assert first.is_revert
+        return [*steer([first]), *(change.outcome(Result.POSTPONED, "later") for change in others)]
 
     table.cluster.steer = one_at_a_time  # type: ignore[method-assign]
     report = table.release()

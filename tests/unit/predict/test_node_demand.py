@@ -104,7 +104,7 @@ def test_a_calendar_is_that_of_the_hour_forecast_in_local_time():
     assert features[16, 3:5].tolist() == [0.0, 2.0]
 
 
-def test_repeating_use_is_forecast_better_than_by_naive_rules(history):
+def test_use_that_repeats_is_forecast_better_than_without_a_model(history):
     errors = {(row.method, row.ahead_h): row.error for row in score(history, from_step=4 * WEEK)}
     assert set(errors) == {(method, hours) for method in (HELIOS, AS_NOW, WEEK_AGO) for hours in JUDGED_H}
     for hours in (6, 12, 24):
@@ -122,7 +122,7 @@ def test_hours_without_data_are_not_evaluated(history):
     assert not score(history, from_step=4 * WEEK, gaps=gaps)
 
 
-def test_all_hours_up_to_two_days_ahead_have_a_range(history):
+def test_hours_up_to_two_days_ahead_have_a_range(history):
     found = forecast_hours(history, until=5 * WEEK, most=40.0)
     assert found is not None
     assert found.made_at_s == START_S + 600 * 5 * WEEK

@@ -348,7 +348,7 @@ def test_the_queue_of_another_cluster_than_the_named_one_is_not_shown(
     fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = partial(Operations, open_cluster=lambda _: fake_site.live_cluster())
-    monkeypatch.setattr("helios.web.pages.Operations", here)
+    monkeypatch.setattr("helios.web.site.Operations", here)
     database = fake_site.settings.database.model_copy(update={"cluster": "venus"})
     site = Site(fake_site.settings.model_copy(update={"database": database}))
     assert "'dev', not 'venus'" in str(site.live())
