@@ -42,7 +42,7 @@ class Window:
     def drawn_from(self, history: LoadedHistory) -> DrawnWindow:
         """Return the draws of the window."""
         request = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=self.since,
             until=self.until,
             nodes=parse_nodes(self.nodes),

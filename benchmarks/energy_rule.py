@@ -18,13 +18,16 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.energy.spare_nodes import PLAIN_RULE, choose_spare_nodes, oracle_run, use_of_pools
+from helios.app.energy.spare_nodes import PLAIN_RULE, oracle_run, timer_rule, use_of_pools
 from helios.app.history import read_file
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
-from helios.metrics.spare_nodes import CHECK_S, SAFE_RULE, SPARES, AwakeRule
-from helios.simulate import SimCluster, Sleep
+from helios.metrics.spare_nodes import CHECK_S, CYCLES_PER_NODE_DAY, SAFE_RULE, SPARES, AwakeRule, choose_rules
+from helios.model import PoolUse
+from helios.simulate import Sleep
+from helios.simulate.cluster_nodes import NodeHolding
+from helios.simulate.node_replay import NodeReplay
 from helios.simulate.node_series import SeriesRun
 from helios.units import DAY_S
 from tests.traces import TRACES
@@ -108,19 +111,17 @@ class Bench:
         self.setup: ReplaySetup = prepare_replay(
             history,
             WhatIfRequest(
-                plans=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
+                scenarios=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
             ),
         )
         self.moments = sorted(set(moments))
-        self.always_on = self._seconds(self.cluster())
+        self.always_on = self._seconds(self.nodes())
 
-    def cluster(self, *, rule: AwakeRule | None = None, timer_s: int | None = None) -> SimCluster:
-        """Return the cluster before its first job; jobs go to the fullest node."""
-        machine = self.setup.machine
-        return SimCluster(
+    def nodes(self, *, rule: AwakeRule | None = None, timer_s: int | None = None) -> NodeReplay:
+        """Return the nodes before the first job; jobs go to the fullest node."""
+        return NodeReplay(
             self.setup.workload,
-            machine.shape,
-            machine.jobs,
+            self.setup.machine.shape,
             estimates_s=self.setup.limit_s,
             sleep=Sleep(
                 boot_s=round(ENERGY.boot_s),
@@ -130,12 +131,12 @@ class Bench:
             ),
         )
 
-    def _seconds(self, cluster: SimCluster) -> dict[str, tuple[NodeSeconds, int]]:
+    def _seconds(self, nodes: NodeReplay) -> dict[str, tuple[NodeSeconds, int]]:
         """Replay and return node seconds and wakes by window."""
         tallies = {}
         for moment in self.moments:
-            cluster.advance(moment)
-            tallies[moment] = cluster.tally()
+            nodes.advance(moment)
+            tallies[moment] = nodes.tally()
         return {
             name: (tallies[end].total - tallies[begin].total, tallies[end].wakes - tallies[begin].wakes)
             for name, (begin, end) in self.windows.items()
@@ -143,9 +144,9 @@ class Bench:
 
     def rows(self, *, rule: AwakeRule | None = None, timer_s: int | None = None) -> dict[str, Row]:
         """Replay the case and return what came of each window."""
-        cluster = self.cluster(rule=rule, timer_s=timer_s)
-        seconds = self._seconds(cluster)
-        return {name: self._row(name, *seconds[name], late_s=cluster.late_s) for name in self.windows}
+        nodes = self.nodes(rule=rule, timer_s=timer_s)
+        seconds = self._seconds(nodes)
+        return {name: self._row(name, *seconds[name], late_s=nodes.late_s) for name in self.windows}
 
     def _row(self, window: str, seconds: NodeSeconds, wakes: int, *, late_s: NDArray[np.int64]) -> Row:
         (begin_s, end_s), (always, _) = self.windows[window], self.always_on[window]
@@ -164,32 +165,25 @@ class Bench:
         )
 
     @cached_property
-    def safe_cluster(self) -> SimCluster:
-        """Replay under the safe rule."""
-        cluster = self.cluster(rule=SAFE_RULE)
-        cluster.advance(self.moments[-1])
-        return cluster
+    def holding(self) -> NodeHolding:
+        """Use of the nodes under the safe rule."""
+        nodes = self.nodes(rule=SAFE_RULE)
+        nodes.advance(self.moments[-1])
+        return nodes.holding()
+
+    def uses(self, window: tuple[int, int]) -> dict[str, PoolUse]:
+        """Return the use of the nodes by minute under the safe rule."""
+        begin_s, end_s = window
+        return use_of_pools(self.holding, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s)
 
     def oracle(self) -> dict[str, Row]:
         """Return what the limit comes to in each window."""
         rows = {}
         for name, (begin_s, end_s) in self.windows.items():
-            uses = use_of_pools(
-                self.safe_cluster, self.setup.workload, self.setup.machine.shape, begin_s=begin_s, end_s=end_s
-            )
             always, n_hours = self.always_on[name][0], -(-(end_s - begin_s) // 3_600)
             hourly = (NodeSeconds(gpus_busy=always.gpus_busy / n_hours),) * n_hours
-            work = SeriesRun(
-                hourly=hourly,
-                wakes=0,
-                sleeps=0,
-                woken=0,
-                shortages=0,
-                short_s=0.0,
-                mean_asleep=0.0,
-                utilization_before=0.0,
-            )
-            run = oracle_run(uses, ENERGY, work)
+            work = SeriesRun(hourly=hourly, woken=0, short_s=0.0, mean_asleep=0.0, utilization_before=0.0)
+            run = oracle_run(self.uses((begin_s, end_s)), ENERGY, work)
             late_s = np.zeros(len(self.setup.workload), dtype=np.int64)
             rows[name] = self._row(name, run.seconds, run.woken, late_s=late_s)
         return rows
@@ -197,16 +191,10 @@ class Bench:
 
 def chosen(bench: Bench) -> Iterator[tuple[float, AwakeRule]]:
     """Print and yield the rule that each target takes."""
-    begin_s, end_s = bench.chosen_on
+    uses = bench.uses(bench.chosen_on)
     for target in TARGETS:
-        (choice,) = choose_spare_nodes(
-            bench.safe_cluster,
-            bench.setup.workload,
-            bench.setup.machine.shape,
-            ENERGY,
-            before_s=end_s,
-            since_s=begin_s,
-            delayed_submissions=target,
+        (choice,) = choose_rules(
+            uses, ENERGY, delayed_submissions=target, cycles_per_node_day=CYCLES_PER_NODE_DAY
         ).values()
         print(f"target {target:.1%}: {choice.rule.memory_s // 60} min, {choice.reason}")
         yield target, choice.rule
@@ -238,11 +226,11 @@ def show(bench: Bench, rules: Mapping[float, AwakeRule]) -> None:
     floors = range(0, bench.case.nodes, max(bench.case.nodes // 20, 1))
     kept = {
         f"timer + N {what}, best at <= 1 %": [
-            bench.rows(rule=AwakeRule(memory_s=0, spare=n, wakes="never", least_idle_s=timer_s, counts_use=counts))
+            bench.rows(rule=replace(timer_rule(n, counts_busy=counts), least_idle_s=timer_s))
             for timer_s in TIMERS_S
             for n in numbers
         ]
-        for what, counts, numbers in (("idle", True, spares), ("powered", False, floors))
+        for what, counts, numbers in (("idle", False, spares), ("powered", True, floors))
     }
     head = f"{'asleep':>8}{'kWh a day':>10}{'subm. %':>10}{'jobs %':>10}{'cycles':>8}"
     for window in bench.windows:

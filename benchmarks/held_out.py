@@ -1,14 +1,13 @@
 """Every claim on traces that nothing was chosen on: learn on everything before, judge on the next four weeks, go on.
 
-    python -m benchmarks.held_out DIR [--only predictions orders sleep] [--draws 5] [--json]
+    python -m benchmarks.held_out DIR [--only predictions orders] [--draws 5] [--json]
 
-``DIR`` has traces of any format that Helios reads, and folders or files of node states. Of each trace
+``DIR`` has traces of any format that Helios reads. Of each trace
 
 - predictions: the model trained on what had happened before each window, against every control there, quantile trees
   of the same features among them;
 - orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
-  over draws of each window, on a machine that its jobs keep busy;
-- sleep: nodes asleep, wake-ups and node hours short against the published rule, the timer and persistence.
+  over draws of each window, on a machine that its jobs keep busy.
 
 The worst window comes first. ``--json`` prints one row a figure: question, trace, window, ours, control, ratio.
 """
@@ -65,7 +64,7 @@ TREE_PARAMETERS = {
 }
 """Parameters of LightGBM for the control, fixed before a window was judged. They are not tried again here."""
 
-QUESTIONS = ["predictions", "orders", "sleep"]
+QUESTIONS = ["predictions", "orders"]
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
@@ -205,11 +204,7 @@ def traces(folder: Path) -> list[Path]:
 
 def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
     """Yield every row of a trace."""
-    if "sleep" in asked.only:
-        from benchmarks.ces_series import rows as sleep_rows  # noqa: PLC0415 - slow to import
-
-        yield from sleep_rows(path)
-    if not path.is_file() or not {"predictions", "orders"} & set(asked.only):
+    if not path.is_file():
         return
     try:
         history = read_file(path)
@@ -233,7 +228,7 @@ def badness(row: Row) -> float:
     ratio = np.inf if row["ratio"] is None else row["ratio"]
     if row["question"] == "coverage":
         return abs(ratio - 1.0)
-    return -ratio if row["question"] in {"rank", "asleep"} else ratio
+    return -ratio if row["question"] == "rank" else ratio
 
 
 def table_of(rows: list[Row]) -> str:
@@ -262,8 +257,6 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print rows, one a line")
     asked = parser.parse_args(words)
     paths = traces(asked.folder)
-    if "sleep" in asked.only:
-        paths += sorted(path for path in asked.folder.iterdir() if path.is_dir())
     found: list[Row] = []
     for path in paths:
         print(f"{path.name} ...", file=sys.stderr, flush=True)

@@ -55,8 +55,10 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
+from benchmarks.recorded_levels import idle_beside_waiting_levels, read_partition_levels
 from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, ingest, read_file
 from helios.app.model_registry import judge
@@ -64,17 +66,15 @@ from helios.app.replay_cluster import POOL, parse_nodes
 from helios.app.scenarios import Scenario
 from helios.app.whatif import WhatIfRequest, prepare_replay, whatif
 from helios.choices import Policy
-from helios.config import Energy, Settings
+from helios.config import Energy
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.metrics.statistics import rank_correlation
 from helios.model import JOBS, NODES
-from helios.predict.demand.types import Calendar
 from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
 from helios.study.figures.catalog import study_figures
 from helios.study.figures.source import FigureSource, published, summary
-from helios.study.levels_file import read_partition_levels
-from helios.study.study import NodeRecords, study, study_levels
+from helios.study.study import NodeRecords, study
 from helios.training.repeated.replay import PackingCase, find_repeated
 from helios.units import HOUR_S, percent
 
@@ -133,7 +133,7 @@ def arguments(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _replays(history: LoadedHistory, window: Any, scenarios: list[Scenario]) -> list[Run]:
     request = WhatIfRequest(
-        plans=scenarios,
+        scenarios=scenarios,
         since=window.since,
         until=window.until,
         nodes=parse_nodes(window.nodes),
@@ -173,17 +173,15 @@ def idle(folder: Path) -> Iterator[dict[str, Any]]:
     for month, nodes in product(MONTHS, VENUS_NODES):
         since = datetime.fromisoformat(month).replace(tzinfo=zone)
         replay = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=since,
             until=since + timedelta(days=21),
             nodes={POOL: nodes},
             placement=Placement.RANDOM,
             skip_oversized=True,
         )
-        request = EnergyJobsRequest(
-            replay=replay, calendar=Calendar(zone=zone), policies=("idle_timer_30min", "ces"), history_days=28
-        )
-        slept = energy_on_jobs(history, request, energy=Energy(), power=Settings().power)
+        request = EnergyJobsRequest(replay=replay, policies=("idle_timer_30min", "ces"))
+        slept = energy_on_jobs(history, request, energy=Energy())
         placed, records = _placed(history, replay)
         told = study(placed, since=replay.since, until=replay.until, records=records).statements[3]
         shares = {policy.policy: policy.mean_sleeping_nodes / nodes for policy in slept.policies}
@@ -395,7 +393,7 @@ def published_beside(folder: Path) -> Iterator[Beside]:
 def earth_beside(folder: Path) -> Iterator[Beside]:
     """Yield what the minutes of Earth say, beside the published values."""
     recorded = read_partition_levels(sorted(folder.glob("*.csv.gz")), timezone=ZONE)
-    parts = study_levels(recorded, cluster="Earth").statements[0].parts
+    parts = idle_beside_waiting_levels(recorded).parts
     found = {
         "GPUs idle": parts["mean_idle"],
         "GPUs waited for": parts["mean_waiting"],

@@ -53,7 +53,7 @@ def main() -> None:
         return
     history = read_file(options.trace, timezone="Asia/Shanghai")
     request = WhatIfRequest(
-        plans=(),
+        scenarios=(),
         nodes=parse_nodes(options.nodes),
         since=pd.Timestamp(options.since, tz=history.timezone),
         until=pd.Timestamp(options.until, tz=history.timezone),

@@ -32,6 +32,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +72,13 @@ from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
 from helios.simulate import Ageing, Backfill, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.slurm import replay_slurm
-from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
+from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_node, a_use
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
 from tests.run_times import in_columns
 from tests.traces import TRACES
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 from tests.unit.control.table import Says
 
 REPOSITORY = Path(__file__).parents[1]
@@ -204,15 +206,9 @@ COMMANDS = (
         words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
         "--every 1h --predict-again never --json",
     ),
-    Command(
-        name="forecast-evaluate",
-        words=f"forecast evaluate --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json",
-    ),
-    Command(
-        name="forecast-evaluate-jobs",
-        words="forecast evaluate --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
-    ),
-    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-11-30 --to 2017-12-01 --json"),
+    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-31 --json"),
+    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-16 --json"),
+    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-10-30 --to 2017-10-31 --json"),
     Command(
         name="energy-whatif-jobs",
         words="energy whatif --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
@@ -240,7 +236,7 @@ COMMANDS = (
     Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
-        files=("frost-2021-03-02.txt",),
+        files=("frost-2021-03-02.eml",),
     ),
     Command(name="status", words="status --cluster frost --json"),
     Command(name="mode", words="mode --cluster frost --json"),
@@ -343,7 +339,7 @@ class Site:
             text=True,
             check=False,
         )
-        texts = {name: (self.folder / "work" / "files" / name).read_text(encoding="utf-8") for name in command.files}
+        texts = {name: _read_text(self.folder / "work" / "files" / name) for name in command.files}
         answer: dict[str, Json] = {
             "command": f"helios {' '.join(words)}",
             "exit": done.returncode,
@@ -425,6 +421,15 @@ def _without_what_varies(
             for key, item in value.items()
         }
     return value
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text, of a mail without the page that is attached."""
+    if path.suffix == ".eml":
+        body = message_from_bytes(path.read_bytes(), policy=default).get_body()
+        assert body is not None
+        return str(body.get_content())
+    return path.read_text(encoding="utf-8")
 
 
 def _read_json(text: str) -> Json:
@@ -1163,7 +1168,7 @@ class NodeWorld(World):
             )
             report = cycle.run(
                 self.active_services(),
-                expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+                expectation=lambda snapshot: replace(snapshot, use=a_use(at=snapshot.taken_at)),
                 conditions=self.conditions,
             )
         except Crash as crash:
@@ -1262,7 +1267,7 @@ def site_story(folder: Path) -> Iterator[Json]:
     """Take cycles of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
     folder.mkdir()
     rng = np.random.default_rng(5)
-    site = Town(folder, services={"qssf": {}, "soft_limits": {}})
+    site = FakeSite(folder, services={"qssf": {}, "soft_limits": {}})
     site.learn(jobs=60)
     modes = {"qssf": ServiceMode(mode=Mode.ACTIVE), "soft_limits": ServiceMode(mode=Mode.SHADOW)}
     running: list[str] = []

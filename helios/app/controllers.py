@@ -1,7 +1,7 @@
 """Controllers of the jobs and of the nodes of a live cluster.
 
 Each runs the control cycle of :mod:`helios.control` on its domain. That of the jobs connects it with the warehouse, the
-predictions and the configured services, and that of the nodes with the undo file and the forecast of the demand too.
+predictions and the configured services, and that of the nodes with the undo file and the recorded use too.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ from helios.control import (
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
-from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePower, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePower, NodeUse, Snapshot
 from helios.ports import NodeCluster
+from helios.report.nodes import PoolRule, SpareNodes
 from helios.services.registry import installed
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.app.node_demand import NodeDemand
+    from helios.app.node_use import NodeUseRecord
 
 
 JOBS_MEMORY = "cycle"
@@ -294,8 +295,8 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
 _log = logging.getLogger("helios.app.controllers")
 
 
-class NoForecast(HeliosError):
-    """There is no forecast of the demand for nodes.
+class UseUnknown(HeliosError):
+    """It is not known which nodes were in use.
 
     The message says why.
     """
@@ -322,7 +323,8 @@ class NodeController(Controller[NodeControllerState]):
         synchronous: bool = True,
     ) -> None:
         super().__init__(site, settings, clock=clock)
-        self._demand: NodeDemand | None = None
+        self._use: NodeUseRecord | None = None
+        self._seen_use: NodeUse | None = None
         self._defect = ""
         self._synchronous = synchronous
         self._tallied_at: datetime | None = None
@@ -398,6 +400,7 @@ class NodeController(Controller[NodeControllerState]):
             weighed=len(report.weighed),
             protected=report.protected,
             quarantined=len(report.memory.quarantined),
+            spare=self.spare_nodes(report.memory),
             lease_held=report.leads,
             **self.summary_fields(report, modes, report.memory.cycle, began_s=began),
         )
@@ -477,23 +480,51 @@ class NodeController(Controller[NodeControllerState]):
         return replace(memory, idle=idle, looked_at=snapshot.taken_at)
 
     def expect(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with the demand for nodes."""
-        from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - a pause must not wait for this import
+        """Return the snapshot with the use of nodes."""
+        from helios.app.node_use import NodeUseRecord  # noqa: PLC0415 - a pause must not wait for this import
 
-        if self._demand is None:
-            self._demand = NodeDemand(self.site.name, self.settings, synchronous=self._synchronous)
+        if self._use is None:
+            self._use = NodeUseRecord(self.site.name, self.settings)
         try:
-            expected = self._demand(snapshot)
-            if expected.demand is None and self._demand.why_not:
-                raise NoForecast(self._demand.why_not)
+            expected = self._use(snapshot)
+            if expected.use is None:
+                raise UseUnknown(self._use.why_not)
+            self._seen_use = expected.use
             return expected
         except HeliosError:
             raise
         except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be obeyed
             if str(defect) != self._defect:
-                _log.exception("the forecast of the demand for nodes failed, so that no node is put to sleep")
+                _log.exception("the use of nodes could not be counted, so that no node is put to sleep")
             self._defect = str(defect)
-            raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
+            raise UseUnknown(f"{type(defect).__name__}: {defect}") from defect
+
+    def spare_nodes(self, memory: NodeControllerState) -> SpareNodes | None:
+        """Return the rules of the last decision, and what came of them.
+
+        None where no service has one.
+        """
+        service = next((each for each in self.services.values() if getattr(each, "choices", None)), None)
+        if service is None:
+            return None
+        submissions = {} if self._seen_use is None else self._seen_use.submissions
+        delayed = Counter(submission.partition(" ")[2] for submission in memory.delayed)
+        rules = (
+            PoolRule(
+                pool=pool,
+                spare=choice.rule.spare,
+                memory_s=choice.rule.memory_s,
+                reason=choice.reason,
+                submissions=submissions.get(pool, 0),
+                delayed=delayed[pool],
+            )
+            for pool, choice in getattr(service, "choices", {}).items()
+        )
+        return SpareNodes(
+            rules=tuple(rules),
+            accepted=getattr(service, "options").delayed_submissions,  # noqa: B009 - a Service has no options
+            cycles={node: len(times) for node, times in memory.slept.items() if times},
+        )
 
     def _undo(self, undo: Undo) -> None:
         file = self.folder / UNDO_FILE

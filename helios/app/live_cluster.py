@@ -31,6 +31,7 @@ from helios.slurm.gpu_nodes import live_site_gpus
 from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.node_weights import WeightPlan, plan_weights, read_conf
+from helios.slurm.parse import release
 from helios.slurm.power import PowerConfigReader, feature_racks
 from helios.slurm.preflight import (
     Check,
@@ -262,6 +263,19 @@ def plan_node_weights(settings: Settings, conf: Path | None) -> WeightPlan:
     except (FileUnreadable, ConfigurationInvalid) as reason:
         notes.append(f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --conf FILE")
         return plan_weights(live_site(shell), racks, None, notes)
+
+
+def slurm_release(settings: Settings) -> tuple[int, int] | None:
+    """Return the release of the Slurm that is installed here, as (24, 11).
+
+    None: none is, or it has no configuration. The controller is not asked.
+    """
+    try:
+        answer = Shell(folder=settings.slurm.commands, timeout_s=settings.slurm.timeout_s).run("scontrol", "--version")
+    except HeliosError:
+        return None
+    found = release((answer.decode(errors="replace").split() or [""])[-1])
+    return found if found > (0, 0) else None
 
 
 def preflight(settings: Settings) -> list[PreflightFinding]:

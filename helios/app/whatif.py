@@ -57,6 +57,8 @@ _REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
 class WhatIfRequest:
     """What to replay, and on which machine.
 
+    Every what-if takes it; those that choose their replays themselves take no scenarios.
+
     Attributes
     ----------
     scenarios : sequence of Scenario
@@ -79,7 +81,7 @@ class WhatIfRequest:
         Seed of training, of random placement and of repeats.
     """
 
-    scenarios: Sequence[Scenario]
+    scenarios: Sequence[Scenario] = ()
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
@@ -296,6 +298,7 @@ def answer_request(
     return WhatIf(
         cluster=history.cluster,
         capacity=history.capacity,
+        recorded_wait_s=recorded_waits(setup.machine.jobs[setup.counted]),
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -308,6 +311,14 @@ def answer_request(
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
+
+
+def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
+    """Return the recorded wait of each job, s, NaN where unknown."""
+    eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
+    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:

@@ -29,7 +29,7 @@ from helios.ports import Progress
 from helios.predict.live_predictor import LivePredictor
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
-DAYS, SERIES_DAYS = 12, 50
+DAYS, FEW_DAYS, SERIES_DAYS = 12, 1.5, 50
 FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
 MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
@@ -48,9 +48,9 @@ STEPS = {
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
     "Predictions": ["model", "evaluate", *FEW],
     "Explanations": ["model", "explain", "{job}", *FEW],
-    "Forecasts of demand": ["forecast", "evaluate", *MANY, *MACHINE, "--from", "2020-09-11"],
+    "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
-    "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-03"],
+    "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
     "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
 }
 """Commands that together call every compiled function, on a small synthetic cluster."""
@@ -114,7 +114,7 @@ def _write_inputs() -> str:
     Returns the id of a job in them.
     """
     jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
-    few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=3)]
+    few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=FEW_DAYS)]
     write_helios_csv(few, Path("few.csv.gz"))
     write_helios_csv(jobs, Path("many.csv.gz"))
     partitions = [f"PartitionName={name} Nodes=n[1-60] MaxTime=INFINITE\n" for name in jobs["partition"].unique()]

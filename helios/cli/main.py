@@ -44,7 +44,7 @@ COMMANDS = {
     "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
     "trace": ("cli.trace:commands", "Load, describe and export job history."),
     "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": ("cli.energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
+    "forecast": ("cli.forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
     "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
     "config": ("cli.config:config_commands", "Show, check and write settings."),
     "report": (

@@ -411,7 +411,7 @@ class Cycle:
         self.requested, memory = self._request_changes(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
             self._log_summary(
-                self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep"
+                self.mode, reason=f"the use of nodes is not known: {self.held_back}", outcome="no node is put to sleep"
             )
         active_services = []  # those that are neither off nor suspended, asked or not
         for active in services:

@@ -12,8 +12,8 @@ months.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from helios.config import Energy
 from helios.jit import entry_point, kernel
 from helios.metrics.node_usage import J_PER_KWH
+from helios.model import PoolUse
 from helios.units import DAY_S, count_in_words, percent
 
 CHECK_S = 60
@@ -41,6 +42,8 @@ CYCLES_PER_NODE_DAY = 1.0
 HALVINGS = 60
 """Steps of the bisection for the price of a delayed submission."""
 Minutes = NDArray[np.int64]
+Count = TypeVar("Count", int, float)
+"""Nodes; parts of one in a series that is an average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ class AwakeRule:
     least_idle_s : int
         Time for which a node must have been idle to be put to sleep, s.
     counts_use : bool
-        Whether ``spare`` nodes are awake beyond those in use, or that many at least, those in use included.
+        Whether ``spare`` nodes are awake beyond those in use, or that many in all, those in use included.
     """
 
     memory_s: int
@@ -76,8 +79,7 @@ SAFE_RULE = AwakeRule(memory_s=3_600, spare=5)
 """Used where there is too little history to choose."""
 
 
-@kernel
-def nodes_to_change(busy: int, peak: int, spare: int, powered: int, total: int) -> int:
+def nodes_to_change(busy: Count, peak: Count, spare: Count, powered: Count, total: Count) -> Count:
     """Return the nodes to wake, or below zero those to put to sleep.
 
     Parameters
@@ -94,35 +96,8 @@ def nodes_to_change(busy: int, peak: int, spare: int, powered: int, total: int) 
     return max(min(total, busy + spare) - powered, 0) + min(min(total, peak + spare) - powered, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PoolUse:
-    """Nodes of a pool in use by minute, had all been awake.
-
-    Attributes
-    ----------
-    nodes : int
-        Nodes of the pool.
-    most, last : int64 arrays of shape (n_minutes,)
-        Most nodes in use at once in each minute, and those at its end.
-    raised : int64 array of shape (n_minutes,)
-        Most nodes in use after a start that took an idle node; 0: there was no such start.
-    submissions : int
-        Minutes in which jobs were submitted.
-    has_holes : bool
-        Whether use is missing from the record at times.
-    """
-
-    nodes: int
-    most: Minutes
-    last: Minutes
-    raised: Minutes
-    submissions: int
-    has_holes: bool = False
-
-    @property
-    def days(self) -> float:
-        """Length of the record."""
-        return len(self.most) * CHECK_S / DAY_S
+compiled_nodes_to_change = kernel(nodes_to_change)
+"""The same for compiled code."""
 
 
 def use_by_minute(
@@ -250,7 +225,7 @@ def _try_all(  # noqa: PLR0917 - numba kernels are called by position
             count[0] += total - awake - waking
             # Slurm wakes for itself what jobs were given.
             change = max(most[minute] - awake - waking, 0)
-            change += nodes_to_change(last[minute], most[peaks[begin]], spare, awake + waking + change, total)
+            change += compiled_nodes_to_change(last[minute], most[peaks[begin]], spare, awake + waking + change, total)
             if change > 0:
                 booting[booted] = change
                 waking += change
@@ -301,7 +276,7 @@ def choose_rules(
     cycles_per_node_day : float
         How often a node of a pool may be woken a day, on average.
     """
-    known = {pool: use for pool, use in uses.items() if use.days * DAY_S >= LEAST_HISTORY_S}
+    known = {pool: use for pool, use in uses.items() if use.days * DAY_S >= LEAST_HISTORY_S and use.nodes != 1}
     choices = {pool: _safe_choice(use) for pool, use in uses.items()}
     tried = {
         pool: [row for row in try_rules(use, energy) if row.cycles_per_node_day <= cycles_per_node_day]
@@ -344,10 +319,12 @@ def _at_price(tried: Mapping[str, list[RuleOutcome]], price: float) -> dict[str,
 
 
 def _safe_choice(use: PoolUse) -> SpareChoice:
+    if use.nodes == 1:
+        return SpareChoice(rule=replace(SAFE_RULE, spare=1), reason="the only node stays awake")
     weeks = LEAST_HISTORY_S // (7 * DAY_S)
     reason = f"{count_in_words(SAFE_RULE.spare, 'spare node')}: fewer than {weeks} weeks are known, too few to choose"
     if use.nodes <= SAFE_RULE.spare:
-        reason += f", so all {use.nodes} nodes stay awake" if use.nodes > 1 else ", so the only node stays awake"
+        reason += f", so all {use.nodes} nodes stay awake"
     return SpareChoice(rule=SAFE_RULE, reason=reason)
 
 
@@ -362,10 +339,12 @@ def _reason(outcome: RuleOutcome, tried: list[RuleOutcome], use: PoolUse) -> str
         f"{count_in_words(round(weeks), 'week')}"
     )
     fewer = [row for row in tried if row.rule.memory_s == rule.memory_s and row.rule.spare < rule.spare]
-    if not fewer:
-        return reason
-    less = max(fewer, key=lambda row: row.rule.spare)
-    n_nodes = rule.spare - less.rule.spare
-    spared = (less.delayed - outcome.delayed) / weeks / n_nodes
-    kwh = (less.saved_kwh_day - outcome.saved_kwh_day) / n_nodes
-    return f"{reason}; the last of them spares {spared:.2g} a week and costs {kwh:.0f} kWh a day"
+    if fewer:
+        less = max(fewer, key=lambda row: row.rule.spare)
+        n_nodes = rule.spare - less.rule.spare
+        spared = (less.delayed - outcome.delayed) / weeks / n_nodes
+        kwh = (less.saved_kwh_day - outcome.saved_kwh_day) / n_nodes
+        reason += f"; the last of them spares {spared:.2g} a week and costs {kwh:.0f} kWh a day"
+    if use.has_holes:
+        reason += f"; as the record has holes, the last {MEMORY_WITH_HOLES_S // CHECK_S} min count at least"
+    return reason

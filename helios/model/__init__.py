@@ -19,7 +19,18 @@ from helios.model.job_sizes import (
     largest_nodes,
     size_class,
 )
-from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, node_pools, pool_names
+from helios.model.nodes import (
+    NODE_STATES,
+    STEP_S,
+    NodeForecast,
+    NodePower,
+    NodeSeries,
+    NodeUse,
+    PoolUse,
+    PowerSettings,
+    node_pools,
+    pool_names,
+)
 from helios.model.records import (
     APPLIED_CHANGES,
     APPLIED_NODE_CHANGES,

@@ -1,4 +1,4 @@
-"""States of nodes, hostlists and demand for nodes.
+"""States of nodes, hostlists and the use of nodes.
 
 Hostlists are in Slurm's notation, such as ``gpu[01-04,07],login1``. ClusterShell expands and folds them. Its groups
 (``@rack1``) are not looked up, because that would run programs that a configuration file of the machine names.
@@ -7,8 +7,8 @@ Hostlists are in Slurm's notation, such as ``gpu[01-04,07],login1``. ClusterShel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,9 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 STEP_S = 600
 """Length of a step of node demand, s. The published CES decides every ten minutes."""
+MINUTES_PER_DAY = 1_440
+OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
+"""Flags of a node on which no job should start."""
 
 NODE_STATES = frame_kind(
     "node states",
@@ -176,65 +179,83 @@ class PowerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Demand:
-    """Needed nodes of each pool, with forecasts, by step.
-
-    Everything in column t was known at the end of step t. The last column is the current step.
+class PoolUse:
+    """Nodes of a pool in use by minute, had all been awake.
 
     Attributes
     ----------
-    pools : tuple of str
-        Names as of :func:`node_pools`.
-    ended_s : int
-        End of the last step, s since the epoch.
-    busy : float64 array of shape (n_pools, n_steps)
-        Most nodes that held a job at once within each step of ``STEP_S``, oldest first, without gaps.
-    total : float64 array of shape (n_pools, n_steps)
-        Nodes in service.
-    ahead_s : tuple of int
-        Horizons of the forecasts, s, ascending.
-    levels : tuple of float
-        Quantiles of ``most``, ascending.
-    point : float64 array of shape (n_pools, n_steps, n_ahead)
-        Busy nodes expected exactly ``ahead_s`` after the step. NaN where no forecast was made.
-    mean : float64 array of shape (n_pools, n_steps, n_ahead)
-        Busy nodes expected on average over the next ``ahead_s``.
-    most : float64 array of shape (n_pools, n_steps, n_ahead, n_levels)
-        Quantiles of the most nodes needed at once within the next ``ahead_s``.
-    source : str
-        Method or model that made the forecast.
+    nodes : int
+        Nodes of the pool.
+    most, last : int64 arrays of shape (n_minutes,)
+        Most nodes in use at once in each minute, and those at its end.
+    raised : int64 array of shape (n_minutes,)
+        Most nodes in use after a start that took an idle node; 0: there was no such start.
+    submissions : int
+        Minutes in which jobs were submitted.
+    has_holes : bool
+        Whether use is missing from the record at times.
     """
 
-    pools: tuple[str, ...]
+    nodes: int
+    most: NDArray[np.int64]
+    last: NDArray[np.int64]
+    raised: NDArray[np.int64]
+    submissions: int
+    has_holes: bool = False
+
+    @property
+    def days(self) -> float:
+        """Length of the record."""
+        return len(self.most) / MINUTES_PER_DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeUse:
+    """Nodes in use of each pool, as recorded jobs tell.
+
+    Pools are named as by :func:`node_pools`, so that each node counts in one of them.
+
+    Attributes
+    ----------
+    ended_s : int
+        End of the record, s since the epoch.
+    recent : mapping of str to int64 array
+        Most nodes in use at once in each minute since the last midnight, of the last 3 h at least, oldest first. The
+        last minute ends at ``ended_s``.
+    past : mapping of str to PoolUse
+        The weeks before the last midnight, on which rules are tried.
+    energy : mapping
+        What the site gives in ``[energy]``, by name.
+    submissions : mapping of str to int
+        Minutes of the last seven days in which jobs were submitted that have started by now.
+    """
+
     ended_s: int
-    busy: NDArray[np.float64]
-    total: NDArray[np.float64]
-    ahead_s: tuple[int, ...]
-    levels: tuple[float, ...]
-    point: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    most: NDArray[np.float64]
-    source: str
+    recent: Mapping[str, NDArray[np.int64]]
+    past: Mapping[str, PoolUse]
+    energy: Mapping[str, Any] = field(default_factory=dict)
+    submissions: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        n_pools, n_steps = self.busy.shape
-        expected = {
-            "total": (n_pools, n_steps),
-            "point": (n_pools, n_steps, len(self.ahead_s)),
-            "mean": (n_pools, n_steps, len(self.ahead_s)),
-            "most": (n_pools, n_steps, len(self.ahead_s), len(self.levels)),
-        }
-        for name, shape in expected.items():
-            if getattr(self, name).shape != shape:
-                raise FrameInvalid(f"the demand's {name} has the shape {getattr(self, name).shape}, not {shape}")
-        if n_pools != len(self.pools):
-            raise FrameInvalid(f"the demand has {n_pools} rows for {len(self.pools)} pools")
 
-    def last(self, n_steps: int) -> Demand:
-        """Return the last steps, or all where there are fewer."""
-        cut = slice(max(self.busy.shape[1] - n_steps, 0), None)
-        steps = {name: getattr(self, name)[:, cut] for name in ("busy", "total", "point", "mean", "most")}
-        return replace(self, **steps)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeForecast:
+    """Nodes in use of each pool, and those expected, by step.
+
+    Everything in row t was known at the end of step t. The last row is the current step.
+
+    Attributes
+    ----------
+    ended_s : int
+        End of the last step, s since the epoch.
+    busy : mapping of str to float64 array of shape (n_steps,)
+        Most nodes in use at once within each step of ``STEP_S``, oldest first, by pool.
+    expected : mapping of str to float64 array of shape (n_steps, n_hours)
+        Mean nodes in use expected in each hour after the end of a step; NaN where no forecast was made.
+    """
+
+    ended_s: int
+    busy: Mapping[str, NDArray[np.float64]]
+    expected: Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

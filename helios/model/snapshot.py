@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from helios.errors import FrameInvalid
 from helios.model.frames import TIME, frame_kind
 from helios.model.job_sizes import largest_nodes
-from helios.model.nodes import NODE_STATES, Demand, PowerSettings
+from helios.model.nodes import NODE_STATES, NodeForecast, NodeUse, PowerSettings
 
 QUEUE = frame_kind(
     "queue",
@@ -81,8 +81,10 @@ class Snapshot:
         Columns of ``NODE_STATES``.
     power : PowerSettings, optional
         How the cluster powers nodes. None where it was not read, as where no service acts on nodes.
-    demand : Demand, optional
-        How many nodes are needed and will be needed. None for no forecast.
+    use : NodeUse, optional
+        How many nodes were in use, by minute. None where it is not known.
+    forecast : NodeForecast, optional
+        How many nodes will be in use. None where no service asks for it.
     longest_own_wait_s : float
         Longest wait of the last weeks in a replay under the site's own order (:mod:`helios.app.own_order`), s; NaN: not
         known.
@@ -97,7 +99,8 @@ class Snapshot:
     running: pd.DataFrame
     nodes: pd.DataFrame
     power: PowerSettings | None = None
-    demand: Demand | None = None
+    use: NodeUse | None = None
+    forecast: NodeForecast | None = None
     longest_own_wait_s: float = math.nan
     size_orders: bool = False
 

@@ -27,16 +27,8 @@ from numpy.typing import NDArray
 
 from helios.metrics.queue import mean_level_over_time
 from helios.model import SIZE_CLASSES, SIZE_NAMES
-from helios.report.energy import (
-    ALWAYS_ON,
-    FORESEEING,
-    PUBLISHED,
-    TIMERS_MIN,
-    EnergyLedger,
-    EnergyWhatIf,
-    energy_answer,
-    timer_name,
-)
+from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, energy_answer, timer_name
+from helios.report.energy_whatif import CES, ORACLE, EnergyWhatIf, PolicyResult
 from helios.report.history import STATES, Description
 from helios.report.significance import propose_scenario
 from helios.report.tables import CONTROL_NAMES
@@ -683,40 +675,44 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
 
 
 def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
-    """Draw nodes asleep against wake-ups a day of each policy.
+    """Draw the energy saved against delays of each policy, and of each number of spare nodes.
 
     As SVG; up and left is better.
     """
-    with canvas("Nodes asleep and wake-ups a day, by policy", height=3.4, narrow=narrow) as drawing:
+    with canvas("Energy saved and delays, by policy", height=3.4, narrow=narrow) as drawing:
         (axes,) = drawing.panels
+        if result.front:
+            points = [_saved_and_delayed(row.result, result) for row in result.front]
+            axes.plot(*zip(*points, strict=True), ".-", color=BLUE, linewidth=1, alpha=0.5)
+        right = 0.6 * max((_saved_and_delayed(policy, result)[0] for policy in result.policies), default=0.0)
         for policy in result.policies:
-            low, high = policy.wakeups_per_day_interval
-            x, y, colour = policy.wakeups_per_day, policy.mean_sleeping_nodes, _colour(policy.policy)
-            axes.plot([low, high], [y, y], color=colour, linewidth=1, alpha=0.5)
+            x, y = _saved_and_delayed(policy, result)
+            colour = _colour(policy.policy)
             axes.plot([x], [y], "o", color=colour, clip_on=False)
-            # Names at the right end would leave the drawing; the two timers lie side by side.
-            right, below = x > FAR_RIGHT, policy.policy == "idle_timer_10min"
-            aside = (5, -13) if below else (-5, 4) if right else (5, 4)
-            place: Any = {"xytext": aside, "textcoords": "offset points", "ha": "right" if right else "left"}
-            axes.annotate(policy.policy, (x, y), fontsize="small", color=colour, **place)
-        # Timers wake some dozens of times a day and would squeeze all else into a corner.
+            # Names at the right end would leave the drawing.
+            aside: Any = {"xytext": (-5, 4), "ha": "right"} if 0 < right < x else {"xytext": (5, 4), "ha": "left"}
+            axes.annotate(policy.policy, (x, y), fontsize="small", color=colour, textcoords="offset points", **aside)
+        # Timers delay many times as much as the rest, and would squeeze it into a corner.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)
-        axes.set_ylim(0, 1.12 * max((policy.mean_sleeping_nodes for policy in result.policies), default=1.0) or 1.0)
+        axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("wake-ups a day (line: 95 % interval)")
-        axes.set_ylabel("nodes asleep, mean")
+        axes.set_xlabel("submissions delayed, %" if result.has_jobs else "node hours short")
+        axes.set_ylabel("saved, kWh a day")
     return drawing.svg
 
 
+def _saved_and_delayed(policy: PolicyResult, result: EnergyWhatIf) -> tuple[float, float]:
+    share = policy.share_of_submissions_delayed
+    return policy.node_hours_short if share is None else 100 * share, policy.saved_kwh / result.days
+
+
 def _colour(policy: str) -> str:
-    if policy in FORESEEING:
+    if policy == ORACLE:
         return GREY
-    if policy == PUBLISHED or policy.startswith("max"):
+    if policy == "ces_published" or policy.startswith("max"):
         return ORANGE
-    if policy.startswith("ces") or policy == "spare_nodes":
-        return BLUE
-    return GREEN if "node_fill_order" in policy else INK
+    return BLUE if policy.startswith(CES) else INK
 
 
 def nodes_over_time(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:

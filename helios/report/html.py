@@ -20,17 +20,8 @@ from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report import charts
 from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
-from helios.report.energy import (
-    POLICY_COLUMNS,
-    EnergyLedger,
-    EnergyWhatIf,
-    energy_answer,
-    energy_sentences,
-    energy_verdict,
-    front_rows,
-    money_columns,
-    policy_cells,
-)
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Differences, format_signed, has_no_waits, headline, propose_scenario
 from helios.report.tables import CONTROL_NAMES, describe_missing
@@ -199,19 +190,25 @@ def render_energy(ledger: EnergyLedger) -> str:
 
 def render_energy_whatif(result: EnergyWhatIf) -> str:
     """Return the page of an energy what-if."""
-    has_jobs = any(policy.jobs_delayed is not None for policy in result.policies)
-    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if has_jobs else []), *POLICY_COLUMNS[5:], *money_columns(result)]
-    rows = [policy_cells(policy, names) for policy in result.policies]
+    names, rows = policy_rows(result)
     first, end = result.window
+    if result.has_jobs:
+        meaning = (
+            "Asleep: nodes not powered, on average. kWh/day: saved against all nodes on. Delayed: share of the minutes "
+            "with submissions in which a job was submitted that waited for a boot. Wait: delay by boots, averaged over "
+            "all jobs. Cycles: how often a node was woken a day. GPUs: in use, of those of powered nodes."
+        )
+    else:
+        meaning = (
+            "Asleep: nodes not powered, on average. kWh/day: saved against all nodes on. Short: node hours by which "
+            "fewer were awake than were needed. Cycles: how often a node was woken a day. In use: of the powered nodes."
+        )
     sections = [
         PageSection(sentences=energy_verdict(result)),
-        PageSection(title="Nodes asleep against wake-ups", figures=[partial(energy_figure, result)]),
         PageSection(
             title="Every policy",
-            sentences=[
-                "Asleep: nodes not powered, on average. In use: of the powered ones, the share with a job. Short: node "
-                "hours by which fewer were awake than were needed. In brackets 95 % intervals."
-            ],
+            sentences=[meaning],
+            figures=[partial(energy_figure, result)],
             tables=[TableCells(header=[("Policy", True), *((name, False) for name in names)], rows=rows)],
             notes=result.notes,
         ),
@@ -221,13 +218,11 @@ def render_energy_whatif(result: EnergyWhatIf) -> str:
         front = PageSection(
             title="Spare nodes",
             sentences=[
-                "Delayed: share of the minutes with submissions in which a job was submitted that waited for a boot. "
-                "Wait: delay by boots, averaged over all jobs. Cycles: how often a node was woken a day. GPUs: in use, "
-                "of those of powered nodes. kWh a delay: what the last spare node costs for each delay that it spares."
+                f"{front_title(result)[:-1]}. kWh a delay: what the last spare node costs for each delay it spares."
             ],
-            tables=[TableCells(header=[(name, False) for name in columns], rows=rows)],
+            tables=[TableCells(header=[(name, False) for name in ("Spare", *columns)], rows=rows)],
         )
-        sections.insert(2, front)
+        sections.insert(1, front)
     subtitle = (
         f"{result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} ({end:%Z}), "
         f"{result.days:.1f} days."

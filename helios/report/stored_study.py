@@ -33,7 +33,7 @@ class StoredStudy:
     sections: tuple[Mapping[str, Any], ...]
 
     def to_bytes(self) -> bytes:
-        """Return the study as :func:`latest_study` reads it."""
+        """Return the study in the form that ``latest_study`` reads."""
         stored = {
             "made_at": self.made_at.isoformat(),
             "subtitle": self.subtitle,

@@ -23,7 +23,6 @@ from helios.model import (
     JOBS,
     NODE_STATES,
     QUEUE,
-    Demand,
     FrameKind,
     JobState,
     PowerSettings,
@@ -371,19 +370,17 @@ class LazySnapshot(Snapshot):
     ) -> LazySnapshot:
         """Return a snapshot taken at ``now_s``."""
         snapshot = cls.__new__(cls)
-        fields = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
+        fields = {
+            "taken_at": moment(now_s),
+            "cluster": cluster,
+            "power": power,
+            "use": None,
+            "forecast": None,
+            "size_orders": False,
+        }
         private = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
         for name, value in (fields | private).items():
             object.__setattr__(snapshot, name, value)
-        return snapshot
-
-    def with_demand(self, demand: Demand | None) -> LazySnapshot:
-        """Return a copy with this demand for nodes, without making frames."""
-        snapshot = LazySnapshot.__new__(LazySnapshot)
-        for name in (*Snapshot.__slots__, *LazySnapshot.__slots__):
-            if name in _LAZY and name not in self._existing_frames():
-                continue
-            object.__setattr__(snapshot, name, demand if name == "demand" else getattr(self, name))
         return snapshot
 
     def positions(self, rows: Jobs, facts: FixedColumns) -> Jobs | None:

@@ -1,4 +1,4 @@
-"""Sections of the nightly report: the study of four weeks, and what changed in the last."""
+"""Sections of a nightly report on the study of the last weeks."""
 
 from __future__ import annotations
 

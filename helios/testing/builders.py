@@ -21,13 +21,15 @@ from helios.model import (
     NODE_STATES,
     NODE_TALLIES,
     QUEUE,
-    STEP_S,
-    Demand,
     FrameKind,
     JobState,
+    NodeForecast,
+    NodeUse,
+    PoolUse,
     PowerSettings,
     Snapshot,
 )
+from helios.model.nodes import MINUTES_PER_DAY
 from helios.ports import HORIZON_S
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -137,7 +139,8 @@ def a_snapshot(
     taken_at: datetime = NOON,
     cluster: str = "venus",
     power: PowerSettings | None = None,
-    demand: Demand | None = None,
+    use: NodeUse | None = None,
+    forecast: NodeForecast | None = None,
 ) -> Snapshot:
     """Return a valid snapshot of the given rows, in the given order.
 
@@ -151,8 +154,8 @@ def a_snapshot(
         Time of the snapshot.
     cluster : str
         Name of the cluster.
-    power, demand : optional
-        As :func:`power_settings` and :func:`a_demand` return them. None means that the snapshot has none.
+    power, use, forecast : optional
+        As :func:`power_settings` and :func:`a_use` return them, and a forecast. None means that it has none.
     """
     return Snapshot(
         taken_at=taken_at,
@@ -161,7 +164,8 @@ def a_snapshot(
         running=frame_of(QUEUE, running),
         nodes=frame_of(NODE_STATES, [a_node()] if nodes is None else nodes),
         power=power,
-        demand=demand,
+        use=use,
+        forecast=forecast,
     )
 
 
@@ -185,44 +189,54 @@ def power_settings(**overrides: Any) -> PowerSettings:
     return PowerSettings(**(values | overrides))
 
 
-def a_demand(
-    busy: Mapping[str, Sequence[float]] | None = None,
+def a_use(
+    in_use: Mapping[str, Sequence[int] | int] | None = None,
     *,
-    total: float = 16.0,
+    nodes: int = 16,
     at: datetime = NOON,
-    ahead_s: tuple[int, ...] = (3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600),
-    levels: tuple[float, ...] = (0.5, 0.9, 0.99),
-) -> Demand:
-    """Return a demand whose forecasts repeat the last value of each step.
+    days: int = 28,
+    submissions: int = 10_000,
+    has_holes: bool = False,
+    **energy: float,
+) -> NodeUse:
+    """Return a record of nodes in use that ends at ``at``.
 
     Parameters
     ----------
-    busy : mapping, optional
-        Busy nodes of each pool, step by step. All pools have the same number of steps, and the last one ends at ``at``.
-        None means a week of 4 nodes in pool ``gpu``.
-    total : float
-        Nodes in service, in each pool.
-    at : datetime
-        End of the last step.
-    ahead_s : tuple of int
-        Forecast horizons, s.
-    levels : tuple of float
-        Quantile levels of the forecasts.
+    in_use : mapping, optional
+        Nodes in use of each pool, by minute until ``at``. A number means so many for ``days`` days. None means 4 nodes
+        in pool ``gpu``.
+    nodes : int
+        Nodes of each pool.
+    submissions : int
+        Minutes in which jobs were submitted, in each pool.
+    has_holes : bool
+        Whether use is missing from the record at times.
+    **energy
+        Fields of :class:`helios.config.Energy` that the site gives.
     """
-    pools = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
-    rows = np.array([list(values) for values in pools.values()], dtype=np.float64).reshape(len(pools), -1)
-    forecast = np.repeat(rows[:, :, None], len(ahead_s), axis=2)
-    return Demand(
-        pools=tuple(pools),
-        ended_s=int(at.timestamp()),
-        busy=rows,
-        total=np.full(rows.shape, total),
-        ahead_s=ahead_s,
-        levels=levels,
-        point=forecast,
-        mean=forecast.copy(),
-        most=np.repeat(forecast[:, :, :, None], len(levels), axis=3),
-        source="as it is",
+    minutes = {
+        pool: np.array([used] * (days * MINUTES_PER_DAY) if isinstance(used, int) else used, dtype=np.int64)
+        for pool, used in ({"gpu": 4} if in_use is None else in_use).items()
+    }
+    ended_s = int(at.timestamp())
+    today = ended_s // 60 % MINUTES_PER_DAY
+    return NodeUse(
+        ended_s=ended_s,
+        recent={pool: last[-180:] for pool, last in minutes.items()},
+        past={
+            pool: PoolUse(
+                nodes=nodes,
+                most=np.maximum(last, np.concatenate([last[:1], last[:-1]])),
+                last=last,
+                raised=np.where(np.diff(last, prepend=last[:1]) > 0, last, 0),
+                submissions=submissions,
+                has_holes=has_holes,
+            )
+            for pool, whole in minutes.items()
+            for last in (whole[: max(len(whole) - today, 0)],)
+        },
+        energy=energy,
     )
 
 

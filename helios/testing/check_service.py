@@ -42,11 +42,11 @@ from helios.services.registry import find_flaws, make_service
 from helios.testing.builders import (
     NOON,
     Row,
-    a_demand,
     a_node,
     a_pending_job,
     a_running_job,
     a_snapshot,
+    a_use,
     power_settings,
 )
 
@@ -214,12 +214,10 @@ def _targets(action: JobAction) -> Iterable[str]:
 
 def _is_same(before: Snapshot, after: Snapshot) -> bool:
     frames = [(getattr(before, name), getattr(after, name)) for name in ("pending", "running", "nodes")]
-    arrays = () if after.demand is None else ("busy", "total", "point", "mean", "most")
+    recent = [{} if seen.use is None else seen.use.recent for seen in (before, after)]
     return all(
         old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes) for old, new in frames
-    ) and all(
-        np.array_equal(getattr(before.demand, name), getattr(after.demand, name), equal_nan=True) for name in arrays
-    )
+    ) and all(np.array_equal(used, recent[1][pool]) for pool, used in recent[0].items())
 
 
 def check_node_changes(answer: list[Action], snapshot: Snapshot) -> Iterator[str]:
@@ -352,13 +350,12 @@ def node_situations() -> Iterator[tuple[str, Snapshot]]:
     yield "all nodes idle", _snapshot(_idle(16), busy=[0.0] * WEEK)
     yield "all nodes asleep", _snapshot([row | {"power": "asleep"} for row in _idle(16)], busy=[0.0] * WEEK)
     yield "jobs that wait for nodes", _snapshot(_in_every_state(), pending=_waiting())
-    yield "no forecast", a_snapshot(nodes=_in_every_state(), power=power_settings())
-    yield "nobody asked how nodes are powered", a_snapshot(nodes=_in_every_state(), demand=a_demand())
+    yield "use that nobody knows", a_snapshot(nodes=_in_every_state(), power=power_settings())
+    yield "nobody asked how nodes are powered", a_snapshot(nodes=_in_every_state(), use=a_use())
     yield "nodes that cannot sleep", _snapshot(_idle(8), can_sleep=False, why_not="SuspendProgram is not set")
-    yield "a forecast of which everything is missing", _without_forecast(_snapshot(_idle(8)))
     yield "a history of an hour", _snapshot(_idle(8), busy=[2.0] * 6)
-    yield "a demand that jumps", _snapshot(_idle(16), busy=[float(16 * (step % 5 == 0)) for step in range(WEEK)])
-    yield "a forecast of other pools", _snapshot([a_node(partitions="cpu")])
+    yield "use that jumps", _snapshot(_idle(16), busy=[float(16 * (step % 5 == 0)) for step in range(WEEK)])
+    yield "use of other pools", _snapshot([a_node(partitions="cpu")])
     yield "nodes of which all is missing that can be", _snapshot([{"name": "n1", "partitions": "gpu", "state": "IDLE"}])
     yield (
         "names that nobody expects",
@@ -377,8 +374,12 @@ def _snapshot(
         running=[a_running_job(job_id="900001", node_list="busy1", gpus=8)],
         taken_at=at,
         power=power_settings(**power),
-        demand=a_demand(None if busy is None else {"gpu": busy}, total=float(len(rows)), at=at),
+        use=a_use(None if busy is None else {"gpu": _by_minute(busy)}, nodes=len(rows), at=at),
     )
+
+
+def _by_minute(busy: list[float]) -> list[int]:
+    return [int(nodes) for nodes in busy for _ in range(STEP_S // 60)]
 
 
 def _idle(count: int, *, at: Any = NOON) -> list[Row]:
@@ -420,13 +421,6 @@ def _waiting() -> list[Row]:
     ]
 
 
-def _without_forecast(snapshot: Snapshot) -> Snapshot:
-    demand = snapshot.demand
-    assert demand is not None
-    missing = {name: np.full_like(getattr(demand, name), np.nan) for name in ("point", "mean", "most")}
-    return dataclasses.replace(snapshot, demand=dataclasses.replace(demand, **missing))
-
-
 def _many_nodes(count: int) -> Snapshot:
     number = np.arange(count)
     row = a_snapshot(nodes=[a_node(idle_since=NOON)]).nodes
@@ -440,8 +434,8 @@ def _many_nodes(count: int) -> Snapshot:
         idle_since=row["idle_since"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
     )
     nodes["idle_since"] = nodes["idle_since"].mask(nodes["state"] == "ALLOCATED")
-    demand = a_demand({"gpu": [count / 3.0] * WEEK}, total=float(count))
-    snapshot = a_snapshot(power=power_settings(), demand=demand)
+    use = a_use({"gpu": count // 3}, nodes=count)
+    snapshot = a_snapshot(power=power_settings(), use=use)
     return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
 
 

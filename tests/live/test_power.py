@@ -14,15 +14,14 @@ import pytest
 
 from helios.actions import Action, PowerDown, PowerUp, Result
 from helios.app.modes import pause, resume
-from helios.app.node_demand import NodeDemand
+from helios.app.node_use import NodeUseRecord
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
-from helios.model import APPLIED_NODE_CHANGES, DECISIONS, STEP_S, Mode, Snapshot, node_pools
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, Mode, Snapshot, node_pools
 from helios.ports import Domain
-from helios.services.energy_saving import Ces, CesOptions
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
-from helios.testing import a_demand
+from helios.testing import a_use
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 from tests.waiting import TEST_TIMEOUT_S
@@ -131,10 +130,10 @@ class Helios:
         self.change.actions = ()
 
 
-def little_demand(_: object, snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with a forecast, which is what a guard wants to see."""
-    known = {pool: [0.0] for pool in sorted(set(node_pools(snapshot.nodes)))}
-    return replace(snapshot, demand=a_demand(known, at=snapshot.taken_at))
+def known_use(_: object, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with a record of use, which is what a guard wants to see."""
+    in_use = {pool: [0] for pool in sorted(set(node_pools(snapshot.nodes)))}
+    return replace(snapshot, use=a_use(in_use, at=snapshot.taken_at))
 
 
 def asleep(rig: Rig, node: str) -> bool:
@@ -146,15 +145,13 @@ def switched_off(rig: Rig, since: int) -> set[str]:
 
 
 @pytest.fixture
-def little_demand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a forecast that there is no history for yet."""
-    monkeypatch.setattr(NodeDemand, "__call__", little_demand)
+def use_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a record of use that there is no history for yet."""
+    monkeypatch.setattr(NodeUseRecord, "__call__", known_use)
 
 
 @pytest.fixture
-def helios(
-    sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Helios]:
+def helios(sleepy: Rig, tmp_path: Path, use_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helios]:
     """Helios on the cluster whose nodes sleep, its history read."""
     monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
     made = Helios(sleepy, tmp_path)
@@ -173,7 +170,7 @@ def test_a_node_sleeps_and_wakes_as_decided(helios: Helios) -> None:
     assert helios.until(lambda report: report.asleep_by_helios == 0)
 
 
-def test_a_job_for_a_sleeping_node_wakes_it_and_runs_to_its_end(helios: Helios) -> None:
+def test_a_job_wakes_a_sleeping_node_and_runs_to_its_end(helios: Helios) -> None:
     helios.sleeps("n1")
     job = helios.rig.submit("--nodelist=n1", seconds=0)
     helios.rig.until(lambda: helios.rig.job_state(job) == "CONFIGURING")
@@ -226,7 +223,7 @@ def test_a_shadow_touches_nothing(helios: Helios) -> None:
     assert helios.rig.switched()[before:] == []
 
 
-def test_few_nodes_are_on_their_way_at_once_and_a_drained_one_is_not_woken(helios: Helios) -> None:
+def test_few_nodes_change_at_once_and_a_drained_one_stays_asleep(helios: Helios) -> None:
     rig, before = helios.rig, len(helios.rig.switched())
     helios.cycles = helios.another(most_in_transition=0.1).node_cycles
     report = helios.asks(*(PowerDown(node=node, reason="a test") for node in ("n4", "n1")))
@@ -250,9 +247,7 @@ def test_while_a_job_waits_for_nodes_none_of_its_partition_sleeps(helios: Helios
     assert "pending job" in helios.said_of("n1")
 
 
-def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
-    helios: Helios, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_comes_before_the_write_runs_to_its_end(helios: Helios, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, jobs = helios.rig, []
     backend = helios.cycles.nodes.backend  # type: ignore[attr-defined]  # because the door is Slurm's
     write = backend.change_nodes
@@ -272,7 +267,7 @@ def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
     rig.until(lambda: ("off", "n1", "") in rig.switched())
 
 
-def test_nodes_that_fail_to_wake_are_told_set_apart_and_in_the_end_nothing_sleeps_any_more(helios: Helios) -> None:
+def test_after_failed_wakes_nothing_is_put_to_sleep_any_more(helios: Helios) -> None:
     rig = helios.rig
     helios.cycles = helios.another(failures_to_protect=2).node_cycles
     helios.sleeps("n1", "n4")
@@ -306,7 +301,7 @@ def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Hel
     assert rig.weights() == OWN_WEIGHTS
 
 
-def test_weights_of_an_earlier_release_go_back_in_the_first_cycle_and_others_stay(helios: Helios) -> None:
+def test_the_first_cycle_takes_back_weights_of_an_earlier_release(helios: Helios) -> None:
     rig = helios.rig
     helios.weighed_by_an_earlier_release("n1", "n2", "n3")
     for node, weight in (("n2", 33), ("n5", 77)):
@@ -317,7 +312,7 @@ def test_weights_of_an_earlier_release_go_back_in_the_first_cycle_and_others_sta
     assert "may not write now" in helios.said_of("n1")
 
 
-def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(helios: Helios) -> None:
+def test_without_the_database_the_script_wakes_all_and_restores_weights(helios: Helios) -> None:
     rig = helios.rig
     helios.sleeps("n1")
     helios.asks(PowerDown(node="n4", reason="a test"))
@@ -351,29 +346,3 @@ def test_a_restart_of_helios_and_of_the_controller_forgets_nothing(helios: Helio
     helios.until(lambda report: report.clean)
     helios.rig.until(lambda: helios.rig.nodes()["n1"] == "IDLE")
     resume(helios.url, helios.rig.name, helios.state, now=datetime.now(UTC))
-
-
-def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
-    helios: Helios, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = 23 * 86_400 // STEP_S
-
-    def of_weeks(last: float) -> Callable[[object, Snapshot], Snapshot]:
-        """Return who forecasts what was: one busy node in each pool for weeks, and in the end so many of gpu."""
-
-        def expect(_: object, snapshot: Snapshot) -> Snapshot:
-            known = {pool: [1.0] * steps for pool in sorted(set(node_pools(snapshot.nodes)))}
-            known["gpu (a100)"][-1] = last
-            return replace(snapshot, demand=a_demand(known, total=5.0, at=snapshot.taken_at))
-
-        return expect
-
-    helios.cycles.services = {"change": Ces(CesOptions(every_s=1, spare=1, wake_ups_per_day=1.0))}
-    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(1.0))
-    helios.until(lambda report: report.asleep_by_helios and report.suspended == ())
-    helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
-    slept = switched_off(helios.rig, 0)
-    assert slept
-    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(5.0))
-    helios.until(lambda report: report.asleep_by_helios == 0)
-    helios.rig.until(lambda: set(helios.rig.nodes().values()) == {"IDLE"})

@@ -17,15 +17,15 @@ import pytest
 
 from tests.live.rig import Rig
 from tests.live.test_daemon import Site
-from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, little_demand_for_all
+from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, use_is_known
 from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
 
-__all__ = ["little_demand_for_all"]
+__all__ = ["use_is_known"]
 
 
 @pytest.fixture
-def site(sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(sleepy: Rig, tmp_path: Path, use_is_known: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Helios after an upgrade: a service that is gone in its file, n1 and n4 asleep and n3 weighed because of it."""
     monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
     helios = Helios(sleepy, tmp_path)

@@ -10,7 +10,10 @@ import pytest
 
 from tests.story.shell import Answer, shell
 
-HEADER = "JobID|User|Account|Partition|State|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|NNodes|NCPUS|AllocTRES|NodeList"
+HEADER = (
+    "JobID|User|Account|Partition|State|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|NNodes|NCPUS"
+    "|AllocTRES|NodeList"
+)
 BEGIN = datetime(2026, 3, 2, tzinfo=UTC)
 DAYS, JOBS_A_DAY = 20, 24
 COMMANDS = {
@@ -93,5 +96,6 @@ def test_commands_name_the_same_capacity(answers: dict[str, dict[str, Answer]], 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_survivors_of_an_export_are_named_in_one_line(answers: dict[str, dict[str, Answer]], name: str) -> None:
-    said = " ".join(answers["nodes.txt"][name].err.split())
+    answer = answers["nodes.txt"][name]
+    said = " ".join(f"{answer.out} {answer.err}".split())
     assert "4 jobs submitted before, from 2026-01-31 on, are not counted" in said

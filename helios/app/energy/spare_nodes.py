@@ -1,4 +1,4 @@
-"""Choice of the rule for nodes awake from replayed jobs.
+"""Choice of the rule for nodes awake from replayed jobs, with the limit and the rivals of the rule.
 
 The limit that no rule can pass follows from the same replay, in which the safe rule lets nodes sleep. Were all nodes
 awake in it, jobs that are placed at random would be spread over all of them. On Venus from April to July the rule would
@@ -18,33 +18,30 @@ from helios.config import Energy
 from helios.metrics.node_usage import NodeSeconds, payback_s
 from helios.metrics.spare_nodes import (
     CHECK_S,
-    CYCLES_PER_NODE_DAY,
     SAFE_RULE,
-    WEEKS,
     AwakeRule,
-    PoolUse,
     SpareChoice,
-    choose_rules,
     use_by_minute,
 )
-from helios.simulate import ClusterShape, SimCluster, Workload
+from helios.model import PoolUse
+from helios.simulate import ClusterShape, Workload
+from helios.simulate.cluster_nodes import NodeHolding
 from helios.simulate.node_series import SeriesRun, oracle_levels, replay_levels
 from helios.units import DAY_S
 
 TIMER_S = 1_800
-"""Idle timer of the comparisons in which some nodes stay awake, s."""
+"""Idle timer of the comparisons, s."""
 PLAIN_RULE = AwakeRule(memory_s=10_800, spare=5, wakes="short", every_s=600)
 """The most of the last 3 h and 5 nodes, every ten minutes, waking only once a job had to wake a node."""
 
 
 def use_of_pools(
-    cluster: SimCluster, workload: Workload, shape: ClusterShape, *, begin_s: int, end_s: int
+    holding: NodeHolding, workload: Workload, shape: ClusterShape, *, begin_s: int, end_s: int
 ) -> dict[str, PoolUse]:
     """Return the use of each partition by minute in a replay.
 
     It begins with the first job, where that is later than ``begin_s``.
     """
-    holding = cluster.holding()
     uses = {}
     for partition, name in enumerate(shape.partitions):
         rows = holding.partition == partition
@@ -59,56 +56,25 @@ def use_of_pools(
     return uses
 
 
-def choose_spare_nodes(
-    cluster: SimCluster,
-    workload: Workload,
-    shape: ClusterShape,
-    energy: Energy,
-    *,
-    before_s: int,
-    delayed_submissions: float,
-    since_s: int | None = None,
-) -> dict[str, SpareChoice]:
-    """Return the rule of each partition, chosen on the weeks before ``before_s``.
-
-    Parameters
-    ----------
-    cluster : SimCluster
-        After a replay under the safe rule.
-    delayed_submissions : float
-        As for :func:`choose_rules`.
-    since_s : int, optional
-        Begin of the weeks; None: ``WEEKS`` before.
-    """
-    begin_s = before_s - 7 * WEEKS * DAY_S if since_s is None else since_s
-    uses = use_of_pools(cluster, workload, shape, begin_s=begin_s, end_s=before_s)
-    return choose_rules(uses, energy, delayed_submissions=delayed_submissions, cycles_per_node_day=CYCLES_PER_NODE_DAY)
-
-
 def safe_rules(shape: ClusterShape) -> tuple[AwakeRule, ...]:
     """Return the safe rule for each partition."""
     return (SAFE_RULE,) * len(shape.partitions)
 
 
-def chosen_rules(
-    choices: Mapping[str, SpareChoice], *, spare: int | None = None, timer: bool | None = None
-) -> tuple[AwakeRule, ...]:
-    """Return the chosen rule of each partition, or a rule like it.
+def timer_rule(spare: int, *, counts_busy: bool) -> AwakeRule:
+    """Return the cluster's own idle timer, which leaves some nodes awake.
 
     Parameters
     ----------
-    spare : int, optional
-        Spare nodes of each partition instead of the chosen number.
-    timer : bool, optional
-        The cluster's own idle timer leaves as many nodes awake: of those not in use (True, Slurm before 24.05), or of
-        all (False, since then).
+    counts_busy : bool
+        Whether these are of all nodes (Slurm since 24.05), or of those not in use.
     """
-    rules = (choice.rule if spare is None else replace(choice.rule, spare=spare) for choice in choices.values())
-    if timer is None:
-        return tuple(rules)
-    return tuple(
-        AwakeRule(memory_s=0, spare=rule.spare, wakes="never", least_idle_s=TIMER_S, counts_use=timer) for rule in rules
-    )
+    return AwakeRule(memory_s=0, spare=spare, wakes="never", least_idle_s=TIMER_S, counts_use=not counts_busy)
+
+
+def chosen_rules(choices: Mapping[str, SpareChoice], *, spare: int | None = None) -> tuple[AwakeRule, ...]:
+    """Return the chosen rule of each partition, or with another number of spare nodes in all of them."""
+    return tuple(choice.rule if spare is None else replace(choice.rule, spare=spare) for choice in choices.values())
 
 
 def oracle_run(uses: Mapping[str, PoolUse], energy: Energy, always_on: SeriesRun) -> SeriesRun:
@@ -120,18 +86,14 @@ def oracle_run(uses: Mapping[str, PoolUse], energy: Energy, always_on: SeriesRun
     runs = []
     for use in uses.values():
         busy = use.most.astype(np.float64)
-        levels = levels_of_oracle(busy, energy, step_s=CHECK_S)
-        total = np.full(len(busy), float(use.nodes))
         runs.append(
             replay_levels(
                 busy,
-                total,
-                levels,
+                np.full(len(busy), float(use.nodes)),
+                levels_of_oracle(busy, energy, step_s=CHECK_S),
                 step_s=CHECK_S,
-                decide_every=1,
                 boot_s=energy.boot_s,
                 shutdown_s=energy.shutdown_s,
-                may_sleep_between=True,
             )
         )
     hourly = tuple(
@@ -140,10 +102,7 @@ def oracle_run(uses: Mapping[str, PoolUse], energy: Energy, always_on: SeriesRun
     )
     return SeriesRun(
         hourly=hourly,
-        wakes=sum(run.wakes for run in runs),
-        sleeps=sum(run.sleeps for run in runs),
         woken=sum(run.woken for run in runs),
-        shortages=0,
         short_s=0.0,
         mean_asleep=sum(run.mean_asleep for run in runs),
         utilization_before=always_on.utilization_before,

@@ -7,7 +7,7 @@ cluster's own timer that leaves some nodes awake, and a rule that wakes nodes on
 from __future__ import annotations
 
 from helios.jit import kernel
-from helios.metrics.spare_nodes import nodes_to_change
+from helios.metrics.spare_nodes import compiled_nodes_to_change
 from helios.simulate.core.nodes import first_node, partition_of_node, put_to_sleep, wake
 from helios.simulate.core.state import ASLEEP, NOBODY, RECENT_CHECKS, EngineState
 
@@ -50,10 +50,11 @@ def _nodes_to_change(state: EngineState, partition: int, number: int) -> int:
         for i in range(part.memory_checks):
             peak = max(peak, state.recent[first + i])
     if part.is_floor:
-        return int(min(max(part.spare, part.holding) - powered, 0))
-    change = nodes_to_change(part.holding, peak, part.spare, powered, part.nodes)
+        change = min(max(part.spare, part.holding), part.nodes) - powered
+    else:
+        change = compiled_nodes_to_change(part.holding, peak, part.spare, powered, part.nodes)
     wakes = part.wakes == WAKES_AHEAD or (part.wakes == WAKES_SHORT and part.was_short)
-    return change if wakes else min(change, 0)
+    return int(change if wakes else min(change, 0))
 
 
 @kernel

@@ -17,7 +17,7 @@ from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.control import NodeCycleReport, ServiceMode
 from helios.model import NODE_EVENTS, Mode, Snapshot
-from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
+from helios.testing import FakeCluster, FakeNodes, a_node, a_use
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import put_empty_database
 from tests.unit.control.table import Says
@@ -25,7 +25,7 @@ from tests.unit.control.table import Says
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
 
 
-class NodeTown:
+class FakeNodeSite:
     """A :class:`NodeController` on :class:`FakeNodes`, with a service ``says`` that says what it is told to."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -45,12 +45,12 @@ class NodeTown:
 
     def another(self) -> NodeController:
         """Return the same Helios after a restart."""
-        cycles = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
+        cycles = NodeController(self.live_cluster(), self.settings, clock=lambda: self.nodes.now)
         cycles.services = {"says": self.says}
         cycles.expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
         return cycles
 
-    def site(self) -> LiveCluster:
+    def live_cluster(self) -> LiveCluster:
         jobs = FakeCluster(name="dev")
         return LiveCluster(
             name="dev",
@@ -90,7 +90,7 @@ class NodeTown:
 
 
 def expecting(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, demand=a_demand(at=snapshot.taken_at))
+    return replace(snapshot, use=a_use(at=snapshot.taken_at))
 
 
 def down(*nodes: str) -> list[PowerDown]:

@@ -1,32 +1,22 @@
 """Sleeping nodes on a trace of jobs: what each policy comes to, in small."""
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from helios.actions import NodeAction, PowerDown
-from helios.app.energy.whatif import (
-    EnergyJobsRequest,
-    demand_known_at,
-    energy_on_jobs,
-    policy_result,
-    replay_nodes,
-)
+from helios.app.energy.policies import LEAST_WEEKS, policy_result, weekly_savings
+from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory
 from helios.app.whatif import WhatIfRequest
-from helios.config import Energy, Power
+from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
-from helios.model import JOBS, STEP_S, Demand
-from helios.predict.demand.types import Calendar
-from helios.simulate import Placement, Sleep
+from helios.model import JOBS
+from helios.simulate import Placement
 from helios.simulate.node_series import SeriesRun
-from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -61,32 +51,27 @@ def a_request(**options):
     machine = {"placement": Placement.RANDOM, "nodes": {"gpu": 10}, "seed": options.pop("seed", 0)}
     return EnergyJobsRequest(
         replay=WhatIfRequest(scenarios=(), since=since, until=until, **machine),
-        **{
-            "calendar": Calendar(zone=ZoneInfo("UTC")),
-            "policies": ("idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "node_fill_order"),
-        }
-        | options,
+        **{"policies": ("idle_timer_30min", "max_3h_plus_5", "ces_published")} | options,
     )
 
 
 @pytest.fixture(scope="module")
 def answer():
-    return energy_on_jobs(a_history(), a_request(), energy=Energy(), power=Power())
+    return energy_on_jobs(a_history(), a_request(), energy=Energy())
 
 
 def test_where_nothing_sleeps_nothing_is_saved_and_nobody_waits(answer):
     always = answer.of("always_on")
-    assert (always.mean_sleeping_nodes, always.wakeups_per_day, always.jobs_delayed, always.saved_kwh) == (0, 0, 0, 0)
+    assert (always.mean_sleeping_nodes, always.cycles_per_node_day, always.jobs_delayed, always.saved_kwh) == (0,) * 4
     assert always.node_utilization_before == always.node_utilization_after
 
 
-def test_idle_timers_save_energy_and_let_jobs_wait_for_a_boot(answer):
-    ten, thirty = answer.of("idle_timer_10min"), answer.of("idle_timer_30min")
-    assert ten.mean_sleeping_nodes > thirty.mean_sleeping_nodes > 5
-    assert ten.wakeups_per_day > thirty.wakeups_per_day
-    assert thirty.saved_kwh > 0
-    assert thirty.jobs_delayed > 0
-    assert 0 < thirty.mean_delay_s <= thirty.longest_delay_s <= Energy().boot_s
+def test_an_idle_timer_saves_energy_and_lets_jobs_wait(answer):
+    timer = answer.of("idle_timer_30min")
+    assert timer.mean_sleeping_nodes > 5
+    assert timer.saved_kwh > 0
+    assert timer.jobs_delayed > 0
+    assert 0 < timer.mean_delay_s <= timer.longest_delay_s <= Energy().boot_s
 
 
 def test_no_node_sleeps_and_is_used_at_once(answer):
@@ -102,16 +87,16 @@ def test_the_reserve_of_five_nodes_delays_fewer_jobs_than_a_timer(answer):
 
 @pytest.fixture(scope="module")
 def with_spare_nodes():
-    policies = ("timer_and_spare", "timer_and_floor", "spare_nodes", "oracle")
+    policies = ("timer_and_spare", "timer_and_floor", "ces_published", "ces", "ces+weights", "oracle")
     ask = a_request(window=(START + 26 * DAY, START + 28 * DAY), policies=policies, delayed_submissions=0.05)
-    return energy_on_jobs(a_history(days=28), ask, energy=Energy(), power=Power())
+    return energy_on_jobs(a_history(days=28), ask, energy=Energy())
 
 
 def test_the_rule_is_chosen_on_the_weeks_before_the_window(with_spare_nodes):
     (chosen,) = with_spare_nodes.spare
     assert "of submissions would have waited for a boot in the last 4 weeks" in chosen.reason
     row = with_spare_nodes.front[chosen.spare].result
-    assert row.saved_kwh == with_spare_nodes.of("spare_nodes").saved_kwh
+    assert row.saved_kwh == with_spare_nodes.of("ces").saved_kwh
 
 
 def test_more_spare_nodes_delay_no_more_and_save_no_more(with_spare_nodes):
@@ -123,71 +108,140 @@ def test_more_spare_nodes_delay_no_more_and_save_no_more(with_spare_nodes):
 
 
 def test_the_oracle_delays_nobody_and_saves_more_than_the_rule(with_spare_nodes):
-    oracle, rule = with_spare_nodes.of("oracle"), with_spare_nodes.of("spare_nodes")
+    oracle, rule = with_spare_nodes.of("oracle"), with_spare_nodes.of("ces")
     assert (oracle.jobs_delayed, oracle.share_of_oracle) == (0, 1)
     assert 0.5 < rule.share_of_oracle < 1
 
 
-def test_a_timer_that_leaves_spare_nodes_delays_more_than_waking_ahead(with_spare_nodes):
-    rule, spare, floor = map(with_spare_nodes.of, ("spare_nodes", "timer_and_spare", "timer_and_floor"))
-    assert rule.submissions_delayed < spare.submissions_delayed <= floor.submissions_delayed
+def test_waking_ahead_delays_less_than_a_timer_that_leaves_nodes_awake(with_spare_nodes):
+    rule, floor = map(with_spare_nodes.of, ("ces", "timer_and_floor"))
+    assert rule.submissions_delayed < floor.submissions_delayed
+
+
+@pytest.mark.parametrize(
+    ("release", "row", "said"),
+    [
+        (None, "timer_and_floor", "the site's release is not known"),
+        ((23, 11), "timer_and_spare", "Slurm here is 23.11"),
+        ((24, 5), "timer_and_floor", "Slurm here is 24.05"),
+    ],
+)
+def test_the_timer_leaves_nodes_awake_as_the_sites_release_counts(release, row, said):
+    ask = a_request(policies=("timer_and_spare", "timer_and_floor"), release=release)
+    answer = energy_on_jobs(a_history(), ask, energy=Energy())
+    assert [result.policy for result in answer.policies] == ["always_on", row]
+    (note,) = [note for note in answer.notes if note.startswith("timer_and")]
+    assert note.startswith(f"{row} is the idle timer of 30 min") and said in note
+
+
+def test_nodes_in_blocks_leave_no_fewer_asleep(with_spare_nodes):
+    blocks, rule = map(with_spare_nodes.of, ("ces+weights", "ces"))
+    assert blocks.mean_sleeping_nodes >= rule.mean_sleeping_nodes - 0.2
+
+
+def test_the_papers_rule_without_a_forecast_puts_nothing_to_sleep(answer, with_spare_nodes):
+    assert answer.of("ces_published").mean_sleeping_nodes == 0
+    assert with_spare_nodes.of("ces_published").mean_sleeping_nodes > 0
 
 
 def test_too_few_weeks_before_the_window_take_the_safe_rule(answer):
-    ask = a_request(policies=("spare_nodes",))
-    (chosen,) = energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).spare
+    (chosen,) = energy_on_jobs(a_history(), a_request(policies=("ces",)), energy=Energy()).spare
     assert (chosen.spare, chosen.memory_s) == (5, 3_600)
     assert "too few to choose" in chosen.reason
 
 
-def test_a_pool_of_one_node_and_one_of_few_jobs_get_a_rule():
+def test_pools_of_one_node_and_of_few_jobs_get_a_rule():
     jobs = a_history(days=26).jobs
     alone = jobs.assign(partition=np.where(jobs["gpus"] <= 4, "one", "gpu"), gpus=jobs["gpus"].clip(upper=8))
     few = alone.head(1).assign(submitted_at=START, job_id="first", partition="few")
     history = LoadedHistory(cluster="toy", jobs=JOBS.conform(pd.concat([few, alone])), timezone="UTC", notes=())
-    ask = a_request(window=(START + 24 * DAY, START + 26 * DAY), policies=("spare_nodes", "oracle"))
+    ask = a_request(window=(START + 24 * DAY, START + 26 * DAY), policies=("ces", "oracle"))
     ask = replace(ask, replay=replace(ask.replay, nodes={"gpu": 10, "one": 1, "few": 3}))
-    answer = energy_on_jobs(history, ask, energy=Energy(), power=Power())
+    answer = energy_on_jobs(history, ask, energy=Energy())
     spare = {choice.pool: choice.spare for choice in answer.spare}
     assert set(spare) == {"gpu", "one", "few"}
     # Nobody has used the pool of few jobs for weeks, so that a spare node there would spare no delay.
-    assert spare["few"] == 0
-    assert answer.of("spare_nodes").mean_sleeping_nodes >= 3
+    assert (spare["few"], spare["one"]) == (0, 1)
+    assert answer.of("ces").mean_sleeping_nodes >= 3
+
+
+def test_jobs_without_gpus_are_replayed_by_their_cpus():
+    history = a_history()
+    jobs = history.jobs.assign(gpus=0.0, cpus=history.jobs["gpus"])
+    answer = energy_on_jobs(
+        replace(history, jobs=JOBS.conform(jobs)), a_request(policies=("ces", "oracle")), energy=Energy()
+    )
+    assert answer.of("ces").saved_kwh > 0
+    assert answer.of("ces").gpu_utilization is None
+
+
+def test_a_job_of_unknown_gpus_is_left_out_and_said():
+    history = a_history()
+    unknown = history.jobs["gpus"].where(history.jobs.index != 200)
+    answer = energy_on_jobs(
+        replace(history, jobs=JOBS.conform(history.jobs.assign(gpus=unknown))),
+        a_request(policies=("ces",)),
+        energy=Energy(),
+    )
+    assert any("200" in note for note in answer.notes)
+    assert answer.of("ces").saved_kwh > 0
+
+
+def test_a_window_shorter_than_a_day_is_scaled_up_and_said():
+    window = (START + timedelta(days=4, hours=8), START + timedelta(days=4, hours=12))
+    answer = energy_on_jobs(a_history(), a_request(window=window, policies=("ces",)), energy=Energy())
+    assert answer.days == pytest.approx(4 / 24, rel=0.1)
+    assert any("figures for a day are scaled up from it" in note for note in answer.notes)
+
+
+def test_fewer_than_three_weeks_have_no_interval_and_it_is_said(with_spare_nodes):
+    assert not with_spare_nodes.weekly
+    assert any("No interval is given: it takes 3 whole weeks" in note for note in with_spare_nodes.notes)
+
+
+def a_run(hourly):
+    return SeriesRun(hourly=tuple(hourly), woken=0, short_s=0.0, mean_asleep=0.0, utilization_before=0.5)
+
+
+def weeks_of(*kwh_a_day):
+    """Return a run that saves so much a day in each week, against two idle nodes."""
+    watts = Energy().node_idle_w - Energy().node_sleep_w
+    asleep = [kwh * 3.6e6 / Energy().cooling_factor / watts / 24 for kwh in kwh_a_day for _ in range(7 * 24)]
+    return a_run(NodeSeconds(idle=7_200.0 - seconds, asleep=seconds) for seconds in asleep)
+
+
+def test_savings_are_compared_week_by_week():
+    runs = {"ces": weeks_of(20, 30, 25), "always_on": weeks_of(0, 0, 0), "idle_timer_30min": weeks_of(15, 25, 20)}
+    always, timer = weekly_savings(runs, Energy(), policy="ces")
+    assert (always.against, always.weeks) == ("always_on", LEAST_WEEKS)
+    assert always.kwh_day == pytest.approx(25)
+    assert always.low_kwh_day == pytest.approx(25 - 4.303 * 5 / 3**0.5, rel=1e-3)
+    # The weeks differ much, what one saves more than the other does not.
+    assert (timer.low_kwh_day, timer.high_kwh_day) == (pytest.approx(5), pytest.approx(5))
+
+
+def test_two_weeks_have_no_interval():
+    runs = {"ces": weeks_of(20, 30), "always_on": weeks_of(0, 0)}
+    assert weekly_savings(runs, Energy(), policy="ces") == ()
 
 
 def test_energy_is_compared_for_the_same_work():
     hour, more = (NodeSeconds(busy=3_600.0, idle=3_600.0, gpus_busy=gpus) for gpus in (36_000.0, 43_200.0))
-    always, other = (
-        SeriesRun(
-            hourly=(seconds,),
-            wakes=0,
-            sleeps=0,
-            woken=0,
-            shortages=0,
-            short_s=0.0,
-            mean_asleep=0.0,
-            utilization_before=0.5,
-        )
-        for seconds in (hour, more)
-    )
-    saved = policy_result("other", other, always, Energy(), window_s=(0, 3_600)).saved_kwh
+    always, other = (a_run((seconds,)) for seconds in (hour, more))
+    saved = policy_result("other", other, always, Energy(), window_s=(0, 3_600), total_nodes=2).saved_kwh
     assert saved == pytest.approx(1.2 * energy_kwh(hour, Energy()) - energy_kwh(more, Energy()))
     assert saved > 0
-
-
-def test_the_node_fill_order_keeps_no_more_nodes_busy_than_the_timer_alone(answer):
-    assert answer.of("node_fill_order").mean_sleeping_nodes >= answer.of("idle_timer_30min").mean_sleeping_nodes - 0.2
 
 
 def test_the_assumptions_are_said_aloud(answer):
     said = " ".join(answer.notes)
     assert "random" in said
-    assert "most_in_transition" in said
+    assert "The limits of [power] are not simulated" in said
 
 
 def test_the_same_request_gives_the_same_answer():
     ask = a_request(policies=("idle_timer_30min",), seed=4)
-    one, two = (energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).to_json() for _ in range(2))
+    one, two = (energy_on_jobs(a_history(), ask, energy=Energy()).to_json() for _ in range(2))
     assert one == two
 
 
@@ -197,76 +251,15 @@ def test_what_comes_after_the_window_changes_nothing():
     jobs = a_history().jobs
     later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16))
     histories = (LoadedHistory(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
-    one, two = (energy_on_jobs(history, ask, energy=Energy(), power=Power()).to_json() for history in histories)
+    one, two = (energy_on_jobs(history, ask, energy=Energy()).to_json() for history in histories)
     assert one == two
 
 
 def test_a_window_with_nothing_before_it_is_refused():
     with pytest.raises(NotEnoughHistory):
-        energy_on_jobs(a_history(), a_request(window=(START, START + DAY)), energy=Energy(), power=Power())
+        energy_on_jobs(a_history(), a_request(window=(START, START + DAY)), energy=Energy())
 
 
 def test_an_unknown_policy_is_named_with_those_there_are():
-    with pytest.raises(UsageError, match="idle_timer_10min"):
+    with pytest.raises(UsageError, match="idle_timer_30min"):
         a_request(policies=("sleep_well",))
-
-
-def a_demand(busy):
-    busy = np.array([busy], dtype=np.float64)
-    n = busy.shape[1]
-    return Demand(
-        pools=("a",),
-        ended_s=n * STEP_S,
-        busy=busy,
-        total=np.full((1, n), 4.0),
-        ahead_s=(3_600,),
-        levels=(0.9,),
-        point=np.zeros((1, n, 1)),
-        mean=np.zeros((1, n, 1)),
-        most=np.zeros((1, n, 1, 1)),
-        source="made up",
-    )
-
-
-def test_at_a_step_services_see_what_was_known_at_its_end():
-    seen = demand_known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
-    assert seen.busy.tolist() == [[1, 2]]
-    assert (seen.ended_s, seen.most.shape) == (2 * STEP_S, (1, 2, 1, 1))
-
-
-@dataclass
-class Says:
-    """Says the same actions each time."""
-
-    actions: list[NodeAction]
-    every: timedelta = timedelta(minutes=10)
-
-    def decide(self, _snapshot):
-        return self.actions
-
-
-def down(numbers):
-    return [PowerDown(node=f"a{number}", reason="why") for number in numbers]
-
-
-def replayed(actions, nodes=10, **power):
-    """Replay a step in which a service asks for this, and return the state of each node after it."""
-    shape = a_shape((nodes, 8))
-    cluster = a_sim_cluster([(0, 1, 1), (90_000, 1, 1)], shape, sleep=Sleep(boot_s=300, shutdown_s=120))
-    cluster.advance(100)
-    replay_nodes(
-        cluster, [Says(actions)], demand=None, begin_s=600, end_s=1_200, power=Power(**power), progress=lambda _: None
-    )
-    return Counter(cluster.snapshot().node_values("power").tolist())
-
-
-def test_so_many_nodes_are_on_their_way_at_once_in_a_replay():
-    assert replayed(down(range(1, 8)), most_in_transition=0.3)["asleep"] == 3
-
-
-def test_so_many_nodes_of_a_pool_may_sleep_in_a_replay():
-    assert replayed(down(range(1, 91)), nodes=90, most_in_transition=1, most_asleep=0.7)["asleep"] == 63
-
-
-def test_the_last_node_of_a_pool_stays_awake_in_a_replay():
-    assert replayed(down(range(1, 11)), most_in_transition=1, most_asleep=1)["awake"] == 1

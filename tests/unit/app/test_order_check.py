@@ -80,7 +80,7 @@ def test_what_is_checked_is_the_default_of_a_live_slurm() -> None:
 def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
     history = a_history()
     request = WhatIfRequest(
-        plans=(), nodes={"gpu": 2}, since=START + timedelta(days=2), warm_up=timedelta(days=1), gpus_per_node=8
+        scenarios=(), nodes={"gpu": 2}, since=START + timedelta(days=2), warm_up=timedelta(days=1), gpus_per_node=8
     )
     draw = DrawnWindow(history, request).draw(0)
     setup = prepare_replay(history, request)

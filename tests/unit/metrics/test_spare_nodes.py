@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.config import Energy
+from helios.control.guards import MOST_SPARE
 from helios.metrics.spare_nodes import (
     SAFE_RULE,
+    SPARES,
     AwakeRule,
-    PoolUse,
     RuleOutcome,
     choose_rules,
     nodes_to_change,
@@ -19,6 +20,7 @@ from helios.metrics.spare_nodes import (
     try_rules,
     use_by_minute,
 )
+from helios.model import PoolUse
 from tests.examples import examples
 
 ENERGY = Energy()
@@ -87,8 +89,8 @@ def test_rules_are_tried_as_by_hand(seed, nodes, boot_s):
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
 def test_the_rule_never_wakes_what_it_would_put_to_sleep(busy, more, spare, powered):
     peak, total = busy + more, 20
-    changed = powered + nodes_to_change.py_func(busy, peak, spare, powered, total)
-    assert nodes_to_change.py_func(busy, peak, spare, changed, total) == 0
+    changed = powered + nodes_to_change(busy, peak, spare, powered, total)
+    assert nodes_to_change(busy, peak, spare, changed, total) == 0
 
 
 def test_use_is_counted_by_minute_from_a_log():
@@ -157,7 +159,7 @@ def test_without_three_weeks_of_history_the_safe_rule_is_said():
 def test_the_only_node_of_a_new_pool_stays_awake():
     choice = choose({"gpu": a_use([0] * 600, nodes=1)})["gpu"]
     assert choice.rule.spare >= 1
-    assert choice.reason.endswith("so the only node stays awake")
+    assert choice.reason == "the only node stays awake"
 
 
 def test_a_pool_without_nodes_gets_a_rule():
@@ -195,3 +197,7 @@ def test_the_reason_gives_the_price_of_the_last_spare_node():
         f"have waited for a boot in the last 4 weeks; the last of them spares {spared:.2g} a week and costs {kwh:.0f} "
         "kWh a day"
     )
+
+
+def test_the_rails_let_the_most_spare_nodes_wake():
+    assert max(SPARES) == MOST_SPARE

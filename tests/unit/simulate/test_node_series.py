@@ -1,16 +1,16 @@
-"""A count of powered nodes over a series of demand: against a plain loop, and the optimum against every other way."""
+"""A count of powered nodes over a series of demand, and the levels of rules: against plain loops."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
+from helios.metrics.spare_nodes import AwakeRule, nodes_to_change
+from helios.simulate.node_series import SeriesRun, idle_timer_levels, oracle_levels, replay_levels, rule_levels
 from tests.examples import examples
 
 MINUTE = 60
@@ -22,7 +22,7 @@ series = st.lists(st.integers(0, TOTAL), min_size=1, max_size=50)
 def replayed(
     busy: list[float], levels: list[float], *, total: list[float] | None = None, **options: object
 ) -> SeriesRun:
-    how = {"step_s": MINUTE, "decide_every": 1, "boot_s": 120.0, "shutdown_s": 60.0} | options
+    how = {"step_s": MINUTE, "boot_s": 120.0, "shutdown_s": 60.0} | options
     there = [float(TOTAL)] * len(busy) if total is None else total
     return replay_levels(*(np.array(values, dtype=np.float64) for values in (busy, there, levels)), **how)  # type: ignore[arg-type]
 
@@ -49,56 +49,37 @@ class Nodes:
         return len(places)
 
 
-def by_hand(
-    busy: list[int], levels: list[int], *, every: int, boot: int, shutdown: int, between: bool
-) -> dict[str, float]:
+def by_hand(busy: list[int], levels: list[int], *, boot: int, shutdown: int) -> dict[str, float]:
     """Follow each node for itself."""
     nodes = Nodes()
-    told = dict.fromkeys(("busy", "idle", "asleep", "falling", "waking", "short", "woken", "wakes", "sleeps"), 0)
-    woke = slept = False
-    for step, (need, level) in enumerate(zip(busy, levels, strict=True)):
+    told = dict.fromkeys(("busy", "idle", "asleep", "falling", "waking", "short", "woken"), 0)
+    for need, level in zip(busy, levels, strict=True):
         nodes.a_step_later()
         decided, ready = 0, nodes.count("awake", "waking")
         if level > ready:
             decided = nodes.cycle(level - ready, "asleep", "waking", boot)
-        elif step % every == 0 or between:
-            slept |= nodes.cycle(min(ready - level, nodes.count("awake") - need), "awake", "falling", shutdown) > 0
-        woke |= decided > 0
-        if step % every == 0:
-            told["wakes"], told["sleeps"], woke, slept = told["wakes"] + woke, told["sleeps"] + slept, False, False
+        else:
+            nodes.cycle(min(ready - level, nodes.count("awake") - need), "awake", "falling", shutdown)
         at_once = nodes.cycle(need - nodes.count("awake", "waking"), "asleep", "waking", boot)
-        woke |= at_once > 0
         told["woken"] += decided + at_once
         told["busy"] += min(need, nodes.count("awake"))
         told["short"] += max(need - nodes.count("awake"), 0)
         told["idle"] += max(nodes.count("awake") - need, 0)
         for state in ("asleep", "falling", "waking"):
             told[state] += nodes.count(state)
-    told["wakes"], told["sleeps"] = told["wakes"] + woke, told["sleeps"] + slept
     return told
 
 
 @settings(max_examples=examples(60))
 @given(
     both=st.lists(st.tuples(st.integers(0, TOTAL), st.integers(0, TOTAL)), min_size=1, max_size=50),
-    every=st.integers(1, 5),
     boot=st.integers(0, 4),
     shutdown=st.integers(0, 3),
-    between=st.booleans(),
 )
-def test_it_is_what_following_each_node_gives(
-    both: list[tuple[int, int]], every: int, boot: int, shutdown: int, between: bool
-) -> None:
+def test_it_is_what_following_each_node_gives(both: list[tuple[int, int]], boot: int, shutdown: int) -> None:
     busy, levels = ([pair[place] for pair in both] for place in (0, 1))
-    expected = by_hand(busy, levels, every=every, boot=boot, shutdown=shutdown, between=between)
-    run = replayed(
-        busy,
-        levels,
-        decide_every=every,
-        boot_s=boot * MINUTE,
-        shutdown_s=shutdown * MINUTE,
-        may_sleep_between=between,
-    )
+    expected = by_hand(busy, levels, boot=boot, shutdown=shutdown)
+    run = replayed(busy, levels, boot_s=boot * MINUTE, shutdown_s=shutdown * MINUTE)
     found = {
         "busy": run.seconds.busy / MINUTE,
         "idle": run.seconds.idle / MINUTE,
@@ -107,8 +88,6 @@ def test_it_is_what_following_each_node_gives(
         "waking": run.seconds.waking / MINUTE,
         "short": run.short_s / MINUTE,
         "woken": run.woken,
-        "wakes": run.wakes,
-        "sleeps": run.sleeps,
     }
     assert found == expected
 
@@ -124,17 +103,11 @@ def test_every_node_is_somewhere_all_the_time(busy: list[int], levels: list[int]
 
 def test_a_shortage_lasts_as_long_as_the_boot() -> None:
     run = replayed([4, 4, 4, 7, 7, 7, 7], [4] * 7, boot_s=120.0)
-    assert (run.shortages, run.short_s, run.wakes, run.woken) == (1, 3 * 2 * MINUTE, 1, 3)
+    assert (run.short_s, run.woken) == (3 * 2 * MINUTE, 3)
 
 
 def test_waking_ahead_there_is_no_shortage() -> None:
-    assert replayed([4, 4, 4, 7, 7, 7, 7], [4, 7, 7, 7, 7, 7, 7], boot_s=120.0).shortages == 0
-
-
-def test_a_wake_of_the_cluster_and_the_decision_that_follows_are_one() -> None:
-    busy = [4.0] * 10 + [4, 4, 6] + [6.0] * 17
-    levels = [4.0] * 20 + [9.0] * 10
-    assert replayed(busy, levels, decide_every=10).wakes == 1
+    assert replayed([4, 4, 4, 7, 7, 7, 7], [4, 7, 7, 7, 7, 7, 7], boot_s=120.0).short_s == 0
 
 
 def test_a_node_that_falls_asleep_cannot_be_called_back() -> None:
@@ -144,12 +117,12 @@ def test_a_node_that_falls_asleep_cannot_be_called_back() -> None:
 
 def test_nodes_that_break_and_return_are_neither_a_sleep_nor_a_wake() -> None:
     run = replayed([3.0] * 5, [float("inf")] * 5, total=[12.0, 5.0, 5.0, 12.0, 12.0])
-    assert (run.wakes, run.sleeps, run.mean_asleep) == (0, 0, 0.0)
+    assert (run.woken, run.mean_asleep) == (0, 0.0)
 
 
 def test_only_what_comes_after_the_run_in_counts() -> None:
     run = replayed([4, 9, 4, 4], [4, 4, 4, 4], count_from=2)
-    assert (run.wakes, run.shortages) == (0, 0)
+    assert (run.woken, run.short_s) == (0, 0)
     assert run.utilization_before == 4 / TOTAL
 
 
@@ -159,7 +132,46 @@ def test_a_timer_leaves_awake_what_was_needed_within_its_time(busy: list[int], s
     assert levels.tolist() == [max(busy[max(0, place - steps) : place + 1]) for place in range(len(busy))]
 
 
-# What knows the future.
+def rule_by_hand(busy: list[int], rule: AwakeRule) -> list[float]:
+    """Follow a rule that is checked each minute."""
+    powered, levels = TOTAL, []
+    for minute, need in enumerate(busy):
+        levels.append(powered)
+        short, powered = need > powered, max(powered, need)
+        peak = max(busy[max(minute + 1 - max(rule.memory_s // MINUTE, 1), 0) : minute + 1])
+        change = nodes_to_change(need, peak, rule.spare, powered, TOTAL)
+        if not rule.counts_use:
+            change = min(max(rule.spare, need), TOTAL) - powered
+        if rule.wakes == "never" or (rule.wakes == "short" and not short):
+            change = min(change, 0)
+        lately = max(busy[max(minute - rule.least_idle_s // MINUTE, 0) : minute + 1])
+        powered = max(powered + change, min(powered, lately))
+    return levels
+
+
+@settings(max_examples=examples(60))
+@given(
+    busy=series,
+    rule=st.builds(
+        AwakeRule,
+        memory_s=st.sampled_from([0, 60, 300]),
+        spare=st.integers(0, TOTAL),
+        wakes=st.sampled_from(["ahead", "short", "never"]),
+        least_idle_s=st.sampled_from([0, 180]),
+        counts_use=st.booleans(),
+    ),
+)
+def test_levels_of_a_rule_are_those_of_its_words(busy: list[int], rule: AwakeRule) -> None:
+    there = np.full(len(busy), float(TOTAL))
+    assert rule_levels(np.array(busy, dtype=np.float64), there, rule, step_s=MINUTE).tolist() == rule_by_hand(
+        busy, rule
+    )
+
+
+def test_a_rule_that_is_checked_seldom_changes_nothing_in_between() -> None:
+    rule = AwakeRule(memory_s=600, spare=1, every_s=600)
+    levels = rule_levels(np.full(25, 3.0), np.full(25, 12.0), rule, step_s=MINUTE)
+    assert levels.tolist() == [12.0] * 10 + [4.0] * 15
 
 
 @given(busy=series, boot=st.integers(0, 4), least=st.integers(0, 8))
@@ -174,25 +186,3 @@ def test_the_oracle_sleeps_through_every_idle_time_that_is_long_enough(busy: lis
         awake += [any(place in kept for place in range(at, at + boot + 1)) for at in range(len(busy))]
     found = oracle_levels(np.array(busy, dtype=np.float64), boot_steps=boot, least_steps=least)
     assert found.tolist() == awake.tolist()
-
-
-def wakes(levels: NDArray[np.float64]) -> int:
-    return int((np.diff(levels) > 0).sum())
-
-
-@settings(max_examples=examples(20), deadline=None)
-@given(needed=st.lists(st.integers(0, 3), min_size=1, max_size=7), most=st.integers(0, 3))
-def test_no_other_plan_needs_fewer_nodes_without_more_wakes(needed: list[int], most: int) -> None:
-    need = np.array(needed, dtype=np.float64)
-    found = fewest_levels(need, most_wakes=most)
-    others = (np.array(way, dtype=np.float64) for way in product(range(4), repeat=len(needed)))
-    best = min(way.sum() for way in others if (way >= need).all() and wakes(way) <= wakes(found))
-    assert (found >= need).all()
-    assert wakes(found) <= most
-    assert found.sum() == best
-
-
-def test_the_optimum_sleeps_in_a_valley_only_if_it_may_wake() -> None:
-    valley = np.array([5.0, 5, 1, 1, 1, 5, 2, 2])
-    assert fewest_levels(valley, most_wakes=0).tolist() == [5, 5, 5, 5, 5, 5, 2, 2]
-    assert fewest_levels(valley, most_wakes=1).tolist() == [5, 5, 1, 1, 1, 5, 2, 2]

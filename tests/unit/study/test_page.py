@@ -235,14 +235,6 @@ def test_energy_is_that_of_nodes_and_of_their_load() -> None:
     assert at_least.title.startswith("At least")
 
 
-def test_waits_before_and_after_a_change_are_apart() -> None:
-    jobs = [at(k, run_time_s=60.0, started_at=FIRST + (k + (k >= 10)) * HOUR) for k in range(20)]
-    found = figure_of(a_study(*jobs), "before_after", change_s=int((FIRST + 10 * HOUR).timestamp()))
-    half = found.series[0]
-    assert dict(zip(half.x, half.y, strict=True)) == {"before": 0, "after": 3600}
-    assert figure_of(a_study(*jobs), "before_after", change_s=0).missing
-
-
 def test_partitions_of_few_users_are_pooled_for_all_but_the_admin() -> None:
     jobs = [at(k, partition=("big", "small")[k % 2], user=f"u{k % (12 if k % 2 == 0 else 2)}") for k in range(48)]
     history = a_study(*jobs).history

@@ -1,0 +1,76 @@
+"""Command ``helios forecast``, about the nodes that will be needed tomorrow."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from helios.cli.energy import MoreFiles, Series, Total
+from helios.cli.options import AsJson, GpusPerNode, HistoryOptions, configuration, expand, moment, named_timezone
+from helios.cli.output import print_notes, print_result, progress_bars
+from helios.config import zone
+from helios.errors import UsageError
+
+
+@expand
+def forecast_(
+    *,
+    more: MoreFiles = None,
+    series: Series = None,
+    source: HistoryOptions,
+    partition: Annotated[
+        str | None, Option(help="Only jobs of this partition. Default: of all partitions together.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once."),
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    total: Total = None,
+    until: Annotated[
+        str | None, Option("--to", help="Forecast from this time on, by what was before. Default: the end of the data.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast how many nodes will be needed tomorrow, hour by hour.
+
+    For planning maintenance: the most nodes at once in each hour, with a range that nine of ten hours keep to, and how
+    far off such forecasts were in the last weeks, beside as now and the same hour a week ago. Nodes are counted from
+    the jobs of a cluster, or read from a series.
+
+    Example: helios forecast --cluster venus
+    """
+    files = [*(series or []), *(more or [])]
+    if files and (source.cluster or source.trace):
+        raise UsageError("--series cannot be used with --cluster or --trace.", hint="Give one of them.")
+    from helios.app.demand_history import RequestedClusterShape, count_nodes, forecast_tomorrow, read_files  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - as above
+    from helios.report.forecast import forecast_table  # noqa: PLC0415 - as above
+
+    settings = configuration().settings
+    per_node = gpus_per_node or settings.whatif.gpus_per_node
+    with progress_bars() as progress:
+        if files:
+            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            counted = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node, in_steps=True)
+        else:
+            history = source.read(progress)
+            zone_name = history.timezone
+            pooled = None if total is None else {"all": max(int(total), 1)}
+            shape = RequestedClusterShape(
+                nodes=pooled if nodes is None else parse_nodes(nodes),
+                gpus_per_node=per_node,
+                partition=partition,
+                default_time_limit_s=settings.whatif.default_time_limit_s,
+            )
+            counted = count_nodes(history, shape)
+        found = forecast_tomorrow(
+            counted,
+            kind="series" if files else "cluster",
+            zone=zone(zone_name),
+            until=moment(until, timezone=zone_name),
+            progress=progress,
+        )
+    print_notes(found.notes)
+    print_result(found.to_json(), forecast_table(found), as_json=as_json)
