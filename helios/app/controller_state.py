@@ -537,7 +537,7 @@ def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str
 
 
 def read_until(warehouse: Warehouse, cluster: str) -> datetime | None:
-    """Return the time up to which the cluster's live history was read, or None."""
+    """Return when the cluster's live history was last read, or None."""
     with suppress(NoSuchCluster):
         coverage = warehouse.coverage(cluster)
         ends = coverage.loc[coverage["source"] == LIVE_SOURCE, "ended_at"]

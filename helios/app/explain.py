@@ -52,9 +52,17 @@ if TYPE_CHECKING:  # numba and LightGBM take a while
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
-
 NEAR = 3
 """Number of similar ids in the error about an unknown one."""
+
+LOOK_BACK = timedelta(days=60)
+
+ID_USED_BEFORE = "Its id was used before"
+"""Begin of a remark on the job of somebody, perhaps another user."""
+_STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
+_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
+
+NODE_LOOK_BACK = timedelta(days=30)
 
 
 class JobUnknown(UsageError):
@@ -164,9 +172,6 @@ def _as_jobs(queue: pd.DataFrame, submitted_at: pd.Timestamp | None = None) -> p
     asked = queue[_SHARED].reset_index(drop=True)
     moment = asked["submitted_at"] if submitted_at is None else submitted_at
     return JOBS.conform(asked.assign(submitted_at=moment)).assign(run_time_s=np.nan)
-
-
-LOOK_BACK = timedelta(days=60)
 
 
 class NothingKept(UsageError):
@@ -290,12 +295,6 @@ def explain_recorded(settings: Settings, job_id: str, *, cluster: str | None, pr
             raise
         raise problem from unknown
     return replace(found, remarks=(*found.remarks, f"This is from the history alone: {problem.message}"))
-
-
-ID_USED_BEFORE = "Its id was used before"
-"""Begin of a remark on the job of somebody, perhaps another user."""
-_STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
-_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
@@ -474,9 +473,6 @@ def text_of(value: object) -> str:
     return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything
 
 
-NODE_LOOK_BACK = timedelta(days=30)
-
-
 class NodeUnknown(UsageError):
     """The cluster has no such node."""
 
@@ -636,20 +632,6 @@ Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """A model, or None for shrinkage alone, with notes for the reader about it."""
 Chooser = Callable[[datetime], Chosen]
 """Function that chooses the model for a prediction made at a given time."""
-
-
-def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return a function that takes a snapshot of the live cluster.
-
-    The cluster is opened when the function is called.
-    """
-
-    def read_snapshot() -> Snapshot:
-        from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
-
-        return Operations(settings, cluster=cluster).site.cluster.snapshot()
-
-    return read_snapshot
 
 
 def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:

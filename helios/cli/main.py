@@ -57,7 +57,7 @@ COMMANDS = {
     "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
     "notify": ("cli.system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
     "pool": ("training.commands:commands", "Run many training trials in one allocation."),
-    "hook": ("cli.system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
+    "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
 WING_COMMANDS = {
