@@ -1,4 +1,4 @@
-"""Use of nodes in a replay, with the limit and the rivals of the rule for nodes awake.
+"""Use of nodes in a replay, the limit, and the rivals of the rule.
 
 The limit that no rule can pass follows from the same replay, in which the safe rule lets nodes sleep. Were all nodes
 awake in it, jobs that are placed at random would be spread over all of them. On Venus from April to July the rule would
