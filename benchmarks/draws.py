@@ -19,7 +19,7 @@ from helios.app.history import LoadedHistory
 from helios.app.order_check import DrawnWindow, check_draws
 from helios.app.replay_cluster import parse_nodes
 from helios.app.whatif import WhatIfRequest
-from helios.report.significance import CheckedOrder, geometric_mean
+from helios.report.order_check import CheckedOrder, geometric_mean
 
 BUSY = 0.85
 """Share of a machine of unknown size that the jobs of a window would keep busy."""
@@ -42,7 +42,7 @@ class Window:
     def drawn_from(self, history: LoadedHistory) -> DrawnWindow:
         """Return the draws of the window."""
         request = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=self.since,
             until=self.until,
             nodes=parse_nodes(self.nodes),

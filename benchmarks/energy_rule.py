@@ -111,7 +111,7 @@ class Bench:
         self.setup: ReplaySetup = prepare_replay(
             history,
             WhatIfRequest(
-                plans=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
+                scenarios=(), since=since, until=until, warm_up=warm_up, nodes={"all": case.nodes}, skip_oversized=True
             ),
         )
         self.moments = sorted(set(moments))

@@ -90,7 +90,7 @@ def main() -> None:
                 run_times=RunTimes.TRUE,
                 estimates=None if backfill is Backfill.NONE else RunTimes.LIMIT,
             )
-            request = WhatIfRequest(plans=[plan], nodes=synthetic_nodes("saturn"), gpus_per_node=8)
+            request = WhatIfRequest(scenarios=[plan], nodes=synthetic_nodes("saturn"), gpus_per_node=8)
             timed(f"replay QSSF, backfill {backfill}", lambda request=request: whatif(history, request))
     print(f"peak {peak_mib():,.0f} MiB for {n_jobs:,} jobs", flush=True)
     apart(replay_many, int(sys.argv[2]) if len(sys.argv) > 2 else 10 * n_jobs)

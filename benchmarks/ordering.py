@@ -28,7 +28,7 @@ from helios.app.history import read_file
 from helios.app.order_check import live_scenario
 from helios.app.scenarios import AGED, NEVER, Scenario, read_options
 from helios.choices import Policy, RunTimes
-from helios.report.significance import Ratios, geometric_mean
+from helios.report.order_check import Ratios, geometric_mean
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"
 VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"

@@ -122,7 +122,7 @@ def staged(name: str, jobs: int) -> ReplaySetup:
     history = read_file(TRACES / trace, timezone=timezone)
     submitted = history.jobs["submitted_at"]
     until = submitted.iloc[jobs] if jobs < len(submitted) else None
-    return prepare_replay(history, WhatIfRequest(plans=(), until=until, **machine))
+    return prepare_replay(history, WhatIfRequest(scenarios=(), until=until, **machine))
 
 
 def compiled(setup: ReplaySetup) -> Replay:
@@ -189,7 +189,7 @@ def compare(name: str, jobs: int, *, with_model: bool) -> None:
         verdict = f"all but {other:,}" if other else "all"
         line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}", verdict=verdict)
     if with_model:
-        model = predictor_for(setup, None, WhatIfRequest(plans=()))
+        model = predictor_for(setup, None, WhatIfRequest(scenarios=()))
         took_s, (cluster, active) = timed(lambda: played(setup, AGAIN, model), 1)
         wait_s = cluster.started_s - setup.workload.submitted_s
         line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}")

@@ -58,6 +58,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.draws import day
 from benchmarks.ordering import BLUE, FIRST, KTH, PREDICTED, REST, VENUS, VENUS_USERS, plan
+from benchmarks.recorded_levels import idle_beside_waiting_levels, read_partition_levels
 from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs
 from helios.app.history import LoadedHistory, ingest, read_file
 from helios.app.model_registry import judge
@@ -73,8 +74,7 @@ from helios.report.whatif import Run
 from helios.simulate import Placement, SimCluster
 from helios.study.figures.catalog import study_figures
 from helios.study.figures.source import FigureSource, published, summary
-from helios.study.levels_file import read_partition_levels
-from helios.study.study import NodeRecords, study, study_levels
+from helios.study.study import NodeRecords, study
 from helios.training.repeated.replay import PackingCase, find_repeated
 from helios.units import HOUR_S, percent
 
@@ -133,7 +133,7 @@ def arguments(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _replays(history: LoadedHistory, window: Any, scenarios: list[Scenario]) -> list[Run]:
     request = WhatIfRequest(
-        plans=scenarios,
+        scenarios=scenarios,
         since=window.since,
         until=window.until,
         nodes=parse_nodes(window.nodes),
@@ -173,7 +173,7 @@ def idle(folder: Path) -> Iterator[dict[str, Any]]:
     for month, nodes in product(MONTHS, VENUS_NODES):
         since = datetime.fromisoformat(month).replace(tzinfo=zone)
         replay = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             since=since,
             until=since + timedelta(days=21),
             nodes={POOL: nodes},
@@ -393,7 +393,7 @@ def published_beside(folder: Path) -> Iterator[Beside]:
 def earth_beside(folder: Path) -> Iterator[Beside]:
     """Yield what the minutes of Earth say, beside the published values."""
     recorded = read_partition_levels(sorted(folder.glob("*.csv.gz")), timezone=ZONE)
-    parts = study_levels(recorded, cluster="Earth").statements[0].parts
+    parts = idle_beside_waiting_levels(recorded).parts
     found = {
         "GPUs idle": parts["mean_idle"],
         "GPUs waited for": parts["mean_waiting"],

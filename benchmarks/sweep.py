@@ -53,7 +53,7 @@ def main() -> None:
         return
     history = read_file(options.trace, timezone="Asia/Shanghai")
     request = WhatIfRequest(
-        plans=(),
+        scenarios=(),
         nodes=parse_nodes(options.nodes),
         since=pd.Timestamp(options.since, tz=history.timezone),
         until=pd.Timestamp(options.until, tz=history.timezone),
@@ -116,7 +116,7 @@ def coverage() -> None:
 
 def given_away(history: LoadedHistory, request: WhatIfRequest) -> None:
     """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
-    setup = prepare_replay(history, replace(request, plans=(FIFO,)))
+    setup = prepare_replay(history, replace(request, scenarios=(FIFO,)))
     resampler = resampler_for(setup, ResampledUnit.WEEKS)
     found: dict[str, list[tuple[float, float]]] = {
         "history as it was": [judged(setup, resampled_predictor(setup, None, request), setup.counted)]

@@ -206,16 +206,12 @@ class Revert:
         None for every setting.
     job_ids : tuple of str, optional
         None for every pending job that Helios has ever changed.
-    hidden : bool
-        Whether to write also where the cluster hides the current value and Helios has written one. A value that an
-        administrator has written there since is lost, so only a person requests it.
     reason : str
         Why, for a person.
     """
 
     setting: JobSetting | None = None
     job_ids: tuple[str, ...] | None = None
-    hidden: bool = False
     reason: str
 
 
@@ -310,14 +306,10 @@ class KeepAwake:
         All nodes to keep awake from now on. Nodes that only an earlier action named may sleep again.
     reason : str
         Why, for a person.
-    own : str, optional
-        The site's own list, where Helios has recorded it. None: the list read now is the site's own. Services leave it
-        None.
     """
 
     nodes: tuple[str, ...]
     reason: str
-    own: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

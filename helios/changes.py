@@ -1,28 +1,27 @@
-"""Changes that actions request, each of one setting of one target to one value.
+"""Changes that services request, each of one setting of one target to one value.
 
-The actions of services become ``Change`` objects, which everything in ``control`` reads. A ``SettingChange`` is the
-same with a value as a cluster holds it. A live Slurm, a simulated one and the fake go by the rules of
-:func:`check_change`. The simulator whose urgencies are not SiteFactors has its own.
+The actions of services become :class:`Change` objects. Control judges them, the audit log has them, and every cluster
+takes them: a live Slurm, a simulated one and the fakes. How a cluster holds a requested value is its
+:class:`ValueMapping`. A live Slurm, a simulated one and the fake go by the rules of :func:`check_change`. The simulator
+whose urgencies are not SiteFactors has its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, overload
 
 from helios import ownership
 from helios.actions import (
     Action,
-    JobAction,
     JobSetting,
     KeepAwake,
-    NodeAction,
     NodeOutcome,
     NodeSetting,
     Outcome,
-    Place,
     PowerDown,
     PowerUp,
     Reorder,
@@ -40,6 +39,15 @@ Value = TypeVar("Value", int, float)
 """Value of a setting as a cluster holds it."""
 Desired = TypeVar("Desired", float, str)
 """Requested value of a setting, a number for a job and text for a node."""
+
+EVERY = "*"
+"""In place of a job's id in a revert: every pending job with a value that Helios has set."""
+LIST: Key = (NodeSetting.KEEP_AWAKE, "")
+"""Key of the keep-awake list, which belongs to the cluster and has no node's name."""
+ASLEEP, AWAKE = "asleep", "awake"
+"""Requested values of a node's power."""
+NOTHING: Mapping[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
+"""Values of a job that Helios has not changed."""
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: the cluster hides its SiteFactor, which an admin may have set"
@@ -60,240 +68,26 @@ NO_SOFT_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueMapping(Generic[Value]):
-    """Mapping from requested values to those that a cluster holds.
-
-    Attributes
-    ----------
-    of_urgency, of_run_time : callable
-        Return the value for an urgency, and for a soft limit.
-    nothing : callable
-        Returns the neutral value of a setting.
-    words : callable
-        Returns a value of a setting as text.
-    """
-
-    of_urgency: Callable[[float], Value]
-    of_run_time: Callable[[timedelta], Value]
-    nothing: Callable[[JobSetting], Value]
-    words: Callable[[JobSetting, Value], str]
-
-
-def slurm_value_mapping(
-    *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
-) -> ValueMapping[int]:
-    """Return the mapping to Slurm's own values.
-
-    An urgency becomes a SiteFactor, and a soft limit a TimeMin in minutes. 0 stands for none.
-    """
-    return ValueMapping(
-        of_urgency=site_factor,
-        of_run_time=time_min,
-        nothing=lambda _: 0,
-        words=lambda setting, value: f"SiteFactor {value}" if setting is JobSetting.ORDER else f"TimeMin {value} min",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingChange(Generic[Value]):
-    """Requested value of one setting of one job.
-
-    Attributes
-    ----------
-    action : str
-        Name of the action's class.
-    reason : str
-        The action's reason for this job.
-    wanted : int or float
-        The value as the cluster holds it, from ``terms``.
-    unseen : bool
-        Whether to write it even where the current value cannot be read.
-    """
-
-    action: str
-    setting: JobSetting
-    job_id: str
-    reason: str
-    wanted: Value
-    terms: ValueMapping[Value]
-    unseen: bool = False
-
-    @property
-    def is_revert(self) -> bool:
-        """Whether it is part of a ``Revert``."""
-        return self.action == Revert.__name__
-
-    def outcome(
-        self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
-    ) -> Outcome:
-        """Return ``result`` as the outcome of this change.
-
-        None stands for a value that was not read.
-        """
-        return Outcome(
-            action=self.action,
-            setting=self.setting,
-            job_id=self.job_id,
-            result=result,
-            reason=self.reason,
-            before="" if before is None else self.terms.words(self.setting, before),
-            after="" if after is None else self.terms.words(self.setting, after),
-            remark=remark,
-        )
-
-
-def setting_changes(
-    action: JobAction,
-    terms: ValueMapping[Value],
-    *,
-    pending: Callable[[], Iterable[str]],
-    is_set: Callable[[JobSetting, str], bool],
-) -> Iterator[SettingChange[Value]]:
-    """Yield the changes that an action requests, in its order.
-
-    Parameters
-    ----------
-    pending : callable
-        Returns the ids of the pending jobs that Helios may have changed.
-    is_set : callable
-        Returns whether a setting of one of these jobs is to be reverted or reported.
-
-    Raises
-    ------
-    TypeError
-        There is no such action.
-    """
-    if isinstance(action, Reorder):
-        for place in action.order:
-            yield SettingChange(
-                action=Reorder.__name__,
-                setting=JobSetting.ORDER,
-                job_id=place.job_id,
-                reason=place.reason,
-                wanted=terms.of_urgency(place.urgency),
-                terms=terms,
-            )
-    elif isinstance(action, SoftLimit):
-        yield SettingChange(
-            action=SoftLimit.__name__,
-            setting=JobSetting.SOFT_LIMIT,
-            job_id=action.job_id,
-            reason=action.reason,
-            wanted=terms.of_run_time(action.run_time),
-            terms=terms,
-        )
-    elif isinstance(action, Revert):
-        settings = tuple(JobSetting) if action.setting is None else (action.setting,)
-        for job_id in pending() if action.job_ids is None else action.job_ids:
-            for setting in settings:
-                if action.job_ids is not None or is_set(setting, job_id):
-                    yield SettingChange(
-                        action=Revert.__name__,
-                        setting=setting,
-                        job_id=job_id,
-                        reason=action.reason,
-                        wanted=terms.nothing(setting),
-                        terms=terms,
-                        unseen=action.hidden,
-                    )
-    else:
-        raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Revert")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeContext:
-    """State of a pending job of Slurm, for decisions about a change.
-
-    Attributes
-    ----------
-    before : int, optional
-        Current value of the setting; None where it cannot be read.
-    is_set : bool
-        Whether Helios has a record of setting this value.
-    excluded_reason : str
-        Why the job must be left alone; empty where it may be changed.
-    soft_limits : bool
-        Whether a TimeMin is a soft limit here. Otherwise it lets Slurm shorten the job.
-    time_limit : int
-        The job's time limit, min; 0 for none.
-    hidden : int
-        Value that Helios wrote where the current one cannot be read; 0 for none.
-    hides_site_factor : bool
-        Whether the cluster hides the job's SiteFactor. Then no setting of the job is written.
-    suspect : str
-        Why a value with Helios' mark is left unchanged; empty where it has no mark, or a record.
-    """
-
-    before: int | None
-    is_set: bool
-    excluded_reason: str
-    soft_limits: bool
-    time_limit: int
-    hidden: int = 0
-    hides_site_factor: bool = False
-    suspect: str = ""
-
-
-def check_change(change: SettingChange[int], context: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written.
-
-    None: it is to be written.
-    """
-    if change.is_revert:
-        return _outcome_of_revert(change, context)
-    why = context.excluded_reason
-    if not why and change.setting is JobSetting.SOFT_LIMIT:
-        if not context.soft_limits:
-            why = NO_SOFT_LIMITS
-        elif context.before and not context.is_set:
-            why = USERS_OWN
-        elif context.time_limit and change.wanted >= context.time_limit:
-            why = TOO_LONG
-    if why:
-        return change.outcome(Result.REFUSED, before=context.before, remark=why)
-    if context.hides_site_factor:
-        return change.outcome(Result.POSTPONED, remark=INELIGIBLE)
-    if context.before == change.wanted:
-        return change.outcome(Result.UNCHANGED, before=context.before, after=context.before)
-    return None
-
-
-def _outcome_of_revert(change: SettingChange[int], context: ChangeContext) -> Outcome | None:
-    if context.is_set:
-        return None
-    if context.before is None and context.hidden:
-        remark = f"Helios had written {change.terms.words(change.setting, context.hidden)}"
-        return None if change.unseen else change.outcome(Result.REFUSED, remark=f"{HIDDEN}; {remark}")
-    if context.suspect:
-        return change.outcome(Result.REFUSED, before=context.before, remark=context.suspect)
-    if context.before and context.excluded_reason:
-        return change.outcome(Result.REFUSED, before=context.before, remark=context.excluded_reason)
-    return change.outcome(Result.UNCHANGED, before=context.before, after=context.before)
-
-
-# Conversion of services' actions into changes, and back.
-
-LIST: Key = (NodeSetting.KEEP_AWAKE, "")
-"""Key of the keep-awake list, which belongs to the cluster and has no node's name."""
-ASLEEP, AWAKE = "asleep", "awake"
-"""Requested values of a node's power."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Generic[Desired]):
     """One value for one setting of one target.
 
     Attributes
     ----------
     target : str
-        Id of a job, or name of a node; empty for the keep-awake list.
+        Id of a job, or name of a node; empty for the keep-awake list, and ``EVERY`` in a revert of all jobs.
     value : float or str
-        An urgency or a soft limit in s for a job. For a node ``asleep``, ``awake`` or a tier such as ``tier 2``; for
-        the list the nodes to keep awake, sorted and joined by commas.
+        For a job an urgency or a soft limit in s, and ``NOTHING`` in a revert. For a node ``asleep`` or ``awake``; for
+        the list the nodes to keep awake, sorted and joined by commas. In the revert of a weight or of the list, the
+        site's own value.
     action : str
         Name of the action's class.
-    partition, order_reason : str
-        Partition and reason of the whole order, for a change of a job's order.
+    partition : str
+        Partition of the order, for a change of a job's order.
+    own : str, optional
+        The site's own keep-awake list, for a change of the list. None: the list read now is the site's own.
+    unseen : bool
+        Whether a revert is to be written where the cluster hides the current value and Helios has written one. A value
+        that an administrator has written there since is lost, so only a person requests it.
     """
 
     setting: Setting
@@ -302,12 +96,18 @@ class Change(Generic[Desired]):
     reason: str
     action: str
     partition: str = ""
-    order_reason: str = ""
+    own: str | None = None
+    unseen: bool = False
 
     @property
     def key(self) -> Key:
         """Setting and target."""
         return self.setting, self.target
+
+    @property
+    def is_revert(self) -> bool:
+        """Whether it takes back what Helios set."""
+        return self.action in {Revert.__name__, RevertNodes.__name__}
 
     @overload
     def outcome(
@@ -333,6 +133,188 @@ class Change(Generic[Desired]):
         if isinstance(self.setting, JobSetting):
             return Outcome(job_id=self.target, **fields)
         return NodeOutcome(node=self.target, **fields)
+
+
+def revert_job(setting: JobSetting, job_id: str = EVERY, *, reason: str, unseen: bool = False) -> Change[float]:
+    """Return the change that reverts a setting of a job, or of all."""
+    return Change(
+        setting=setting, target=job_id, value=NOTHING[setting], reason=reason, action=Revert.__name__, unseen=unseen
+    )
+
+
+def revert_node(setting: NodeSetting, node: str, own: str, *, reason: str) -> Change[str]:
+    """Return the change that reverts a setting of a node, or the keep-awake list.
+
+    ``own`` is the site's own value; it has no meaning for a node's power.
+    """
+    value = AWAKE if setting is NodeSetting.POWER else own
+    return Change(setting=setting, target=node, value=value, reason=reason, action=RevertNodes.__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueMapping(Generic[Value]):
+    """Mapping from requested values to those that a cluster holds.
+
+    Attributes
+    ----------
+    of_urgency, of_run_time : callable
+        Return the value for an urgency, and for a soft limit.
+    nothing : callable
+        Returns the neutral value of a setting.
+    words : callable
+        Returns a value of a setting as text.
+    """
+
+    of_urgency: Callable[[float], Value]
+    of_run_time: Callable[[timedelta], Value]
+    nothing: Callable[[JobSetting], Value]
+    words: Callable[[JobSetting, Value], str]
+
+    def wanted(self, change: Change[float]) -> Value:
+        """Return the requested value as the cluster holds it."""
+        if change.is_revert:
+            return self.nothing(JobSetting(change.setting))
+        if change.setting is JobSetting.ORDER:
+            return self.of_urgency(change.value)
+        return self.of_run_time(timedelta(seconds=change.value))
+
+    def outcome(
+        self,
+        change: Change[float],
+        result: Result,
+        *,
+        before: Value | None = None,
+        after: Value | None = None,
+        remark: str = "",
+    ) -> Outcome:
+        """Return ``result`` as the outcome of a change, with values as text.
+
+        None stands for a value that was not read.
+        """
+        setting = JobSetting(change.setting)
+        return change.outcome(
+            result,
+            remark,
+            before="" if before is None else self.words(setting, before),
+            after="" if after is None else self.words(setting, after),
+        )
+
+
+def slurm_value_mapping(
+    *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
+) -> ValueMapping[int]:
+    """Return the mapping to Slurm's own values.
+
+    An urgency becomes a SiteFactor, and a soft limit a TimeMin in minutes. 0 stands for none.
+    """
+    return ValueMapping(
+        of_urgency=site_factor,
+        of_run_time=time_min,
+        nothing=lambda _: 0,
+        words=lambda setting, value: f"SiteFactor {value}" if setting is JobSetting.ORDER else f"TimeMin {value} min",
+    )
+
+
+def each_job(
+    changes: Iterable[Change[float]],
+    *,
+    pending: Callable[[], Iterable[str]],
+    is_set: Callable[[JobSetting, str], bool],
+) -> Iterator[Change[float]]:
+    """Yield changes of single jobs, reverts of all jobs last.
+
+    Parameters
+    ----------
+    pending : callable
+        Returns the ids of the pending jobs that Helios may have changed.
+    is_set : callable
+        Returns whether a setting of one of these jobs is to be reverted or reported.
+    """
+    of_all = []
+    for change in changes:
+        if change.target == EVERY:
+            of_all.append(change)
+        else:
+            yield change
+    for job_id in pending() if of_all else ():
+        for change in of_all:
+            if is_set(JobSetting(change.setting), job_id):
+                yield replace(change, target=job_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeContext:
+    """State of a pending job of Slurm, for decisions about a change.
+
+    Attributes
+    ----------
+    mapping : ValueMapping
+        How the cluster holds a requested value.
+    before : int, optional
+        Current value of the setting; None where it cannot be read.
+    is_set : bool
+        Whether Helios has a record of setting this value.
+    excluded_reason : str
+        Why the job must be left alone; empty where it may be changed.
+    soft_limits : bool
+        Whether a TimeMin is a soft limit here. Otherwise it lets Slurm shorten the job.
+    time_limit : int
+        The job's time limit, min; 0 for none.
+    hidden : int
+        Value that Helios wrote where the current one cannot be read; 0 for none.
+    hides_site_factor : bool
+        Whether the cluster hides the job's SiteFactor. Then no setting of the job is written.
+    suspect : str
+        Why a value with Helios' mark is left unchanged; empty where it has no mark, or a record.
+    """
+
+    mapping: ValueMapping[int]
+    before: int | None
+    is_set: bool
+    excluded_reason: str
+    soft_limits: bool
+    time_limit: int
+    hidden: int = 0
+    hides_site_factor: bool = False
+    suspect: str = ""
+
+
+def check_change(change: Change[float], context: ChangeContext) -> Outcome | None:
+    """Return the outcome of a change that must not, cannot or need not be written.
+
+    None: it is to be written.
+    """
+    if change.is_revert:
+        return _outcome_of_revert(change, context)
+    why, wanted, outcome = context.excluded_reason, context.mapping.wanted(change), context.mapping.outcome
+    if not why and change.setting is JobSetting.SOFT_LIMIT:
+        if not context.soft_limits:
+            why = NO_SOFT_LIMITS
+        elif context.before and not context.is_set:
+            why = USERS_OWN
+        elif context.time_limit and wanted >= context.time_limit:
+            why = TOO_LONG
+    if why:
+        return outcome(change, Result.REFUSED, before=context.before, remark=why)
+    if context.hides_site_factor:
+        return outcome(change, Result.POSTPONED, remark=INELIGIBLE)
+    if context.before == wanted:
+        return outcome(change, Result.UNCHANGED, before=context.before, after=context.before)
+    return None
+
+
+def _outcome_of_revert(change: Change[float], context: ChangeContext) -> Outcome | None:
+    if context.is_set:
+        return None
+    outcome = context.mapping.outcome
+    if context.before is None and context.hidden:
+        remark = f"Helios had written {context.mapping.words(JobSetting(change.setting), context.hidden)}"
+        return None if change.unseen else outcome(change, Result.REFUSED, remark=f"{HIDDEN}; {remark}")
+    if context.suspect:
+        return outcome(change, Result.REFUSED, before=context.before, remark=context.suspect)
+    if context.before and context.excluded_reason:
+        return outcome(change, Result.REFUSED, before=context.before, remark=context.excluded_reason)
+    return outcome(change, Result.UNCHANGED, before=context.before, after=context.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +358,6 @@ def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
                     reason=place.reason,
                     action=Reorder.__name__,
                     partition=action.partition,
-                    order_reason=action.reason,
                 )
                 for place in action.order
             ]
@@ -407,36 +388,6 @@ def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
         kinds=frozenset(type(action).__name__ for action in actions),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
     )
-
-
-def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
-    """Return the actions that request ``changes``.
-
-    An order for each partition comes first, then the soft limits. Changes of equal urgency keep their order.
-    """
-    changes = list(changes)
-    orders: dict[str, list[Change[float]]] = {}
-    for change in sorted(changes, key=lambda change: (change.partition, -change.value)):
-        if change.setting is JobSetting.ORDER:
-            orders.setdefault(change.partition, []).append(change)
-    return [
-        *(
-            Reorder(
-                partition=partition,
-                order=tuple(
-                    Place(job_id=change.target, urgency=change.value, reason=change.reason)
-                    for change in changes_of_order
-                ),
-                reason=changes_of_order[0].order_reason,
-            )
-            for partition, changes_of_order in orders.items()
-        ),
-        *(
-            SoftLimit(job_id=change.target, run_time=timedelta(seconds=change.value), reason=change.reason)
-            for change in changes
-            if change.setting is JobSetting.SOFT_LIMIT
-        ),
-    ]
 
 
 def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
@@ -472,30 +423,9 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
     return RequestedChanges(changes=tuple(changes), kinds=kinds, reverts=frozenset(reverts))
 
 
-def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -> list[NodeAction]:
-    """Return the actions that request ``changes``.
-
-    Wakes come first, then the keep-awake list and sleeps.
-
-    Parameters
-    ----------
-    own : mapping
-        The site's own values of settings that Helios changed.
-    """
-    return [
-        *(PowerUp(node=change.target, reason=change.reason) for change in changes if change.action == PowerUp.__name__),
-        *(
-            KeepAwake(nodes=nodes_named(change.value), reason=change.reason, own=own.get(LIST))
-            for change in changes
-            if change.setting is NodeSetting.KEEP_AWAKE
-        ),
-        *(PowerDown(node=change.target, reason=change.reason) for change in changes if sleeps(change)),
-    ]
-
-
 def sleeps(change: Change[str]) -> bool:
     """Return whether a change puts a node to sleep."""
-    return change.action == PowerDown.__name__
+    return change.setting is NodeSetting.POWER and change.value == ASLEEP
 
 
 def nodes_named(text: str) -> tuple[str, ...]:

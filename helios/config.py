@@ -249,7 +249,7 @@ class ReportSettings(_Section):
     """The nightly report."""
 
     folder: str = Field(default_factory=lambda: str(platformdirs.user_data_path("helios") / "reports"))
-    """Where the nightly pages and mail texts are put"""
+    """Where the nightly pages and mails are put"""
     keep: int = Field(default=60, ge=1)
     """Nightly reports kept"""
 
@@ -326,7 +326,7 @@ class Power(_Section):
     never: str = ""
     """Nodes never put to sleep, beside Slurm's own exclusions: login1, gpu[01-04]"""
     most_in_transition: float = Field(default=0.1, gt=0, le=1)
-    """Largest share of the nodes falling asleep or waking at once; at least one"""
+    """Largest share of the nodes falling asleep or waking at once, at least one; wakes ahead of need go beyond it"""
     most_asleep: float = Field(default=0.8, gt=0, le=1)
     """Largest share of the nodes of a partition that Helios may have asleep"""
     cycles_per_day: int = Field(default=4, ge=1)
@@ -334,7 +334,7 @@ class Power(_Section):
     idle_s: int = Field(default=300, ge=0)
     """A node is put to sleep only when it has been idle for so long, s"""
     payback_s: int = Field(default=3600, ge=0)
-    """A node that Helios put to sleep is not woken ahead of need sooner, s"""
+    """A node that somebody wakes sooner after Helios put it to sleep stays awake for a day, s"""
     failures_to_protect: int = Field(default=3, ge=1)
     """Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"""
     wake_on_stop: bool = True

@@ -88,7 +88,7 @@ def entry_point(function: _Function) -> _Function:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled code, NUMBA_CACHE_DIR or one in the user's cache."""
+    """Return the folder of compiled code, by default in the user's cache."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder:
         return Path(folder)
@@ -97,7 +97,7 @@ def cache_folder() -> Path:
 
 @cache
 def digest(module: str) -> str:
-    """Return a digest of the sources of ``module`` and of all Helios modules it imports."""
+    """Return a digest of the sources of a module and its imports."""
     total = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
         total.update(f"{name} {len(source)}\n".encode())
@@ -117,7 +117,7 @@ def _sources(module: str) -> dict[str, bytes]:
 
 @cache
 def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return a module's source and the Helios modules it imports, empty for no module."""
+    """Return a module's source and the Helios modules it imports."""
     path = _file_of(module)
     if path is None:
         return b"", ()

@@ -1,13 +1,15 @@
 """Files that grow line by line, and of which a crash leaves whole lines.
 
 Whoever appends has the lock of the file or is its only writer. A partial last line is of a process that ended while it
-wrote, so it is cut off before anything is appended.
+wrote, so it is cut off before anything is appended. Reading alone changes nothing.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 TAIL_BYTES = 65_536
 """Part of a file that is read at once to find its last line, bytes."""
@@ -36,35 +38,27 @@ class LinesFile:
         self._end = 0  # of the last whole line that was read or written
 
     def read(self) -> list[bytes]:
-        """Return the whole lines that are new since the last call, and cut off a partial one."""
-        size = os.fstat(self.handle).st_size
-        content = b""
-        while len(content) < size - self._end:
-            part = os.pread(self.handle, size - self._end - len(content), self._end + len(content))
-            if not part:
-                break
-            content += part
+        """Return the whole lines that are new since the last call."""
+        new, content = os.fstat(self.handle).st_size - self._end, b""
+        while len(content) < new:  # the system reads 2 GiB at most
+            content += os.pread(self.handle, new - len(content), self._end + len(content))
         whole = content.rfind(b"\n") + 1
         self._end += whole
-        if whole < len(content):
-            os.ftruncate(self.handle, self._end)
         return content[:whole].splitlines()
 
     def skip(self) -> None:
-        """Pass over all lines, and cut off a partial one."""
-        size = end = os.fstat(self.handle).st_size
+        """Pass over all whole lines."""
+        end = os.fstat(self.handle).st_size
         while end:
             start = max(0, end - TAIL_BYTES)
             found = os.pread(self.handle, end - start, start).rfind(b"\n")
             end = start + found + 1 if found >= 0 else start
             if found >= 0:
                 break
-        if end < size:
-            os.ftruncate(self.handle, end)
         self._end = end
 
     def append(self, lines: bytes, *, lasting: bool = True) -> None:
-        """Append whole lines.
+        """Append whole lines after the last one that was read or passed over.
 
         Parameters
         ----------
@@ -76,13 +70,23 @@ class LinesFile:
         OSError
             None of them was appended.
         """
-        try:
+        if os.fstat(self.handle).st_size > self._end:
+            os.ftruncate(self.handle, self._end)
+        with cut_on_failure(self.handle):
             written = 0
             while written < len(lines):
                 written += os.pwrite(self.handle, lines[written:], self._end + written)
             if lasting:
                 os.fdatasync(self.handle)
-        except OSError:
-            os.ftruncate(self.handle, self._end)
-            raise
         self._end += len(lines)
+
+
+@contextmanager
+def cut_on_failure(handle: int) -> Iterator[None]:
+    """Cut a file to the length that it has now if what follows cannot write."""
+    size = os.fstat(handle).st_size
+    try:
+        yield
+    except OSError:
+        os.ftruncate(handle, size)
+        raise

@@ -167,7 +167,7 @@ class Listener:
             self._loop.add_reader(stream, self._read, connection)
 
     def _end_oldest(self, address: str | None) -> bool:
-        """End the oldest connection that may be ended, and return whether there was one."""
+        """End the oldest connection that may be ended, if any."""
         oldest = next((it for it in self._endable if address in {None, it.address}), None)
         if oldest is not None:
             self._end(oldest)

@@ -38,7 +38,7 @@ def site_factor(urgency: float, *, most: int) -> int:
 
 
 def site_factors(urgency: NDArray[np.float64], *, n_steps: int) -> NDArray[np.int64]:
-    """Return the SiteFactor of each urgency, with ``n_steps`` levels on either side of 0."""
+    """Return the SiteFactor of each urgency, ``n_steps`` levels to either side."""
     level = np.rint(np.abs(urgency) * n_steps).astype(np.int64)
     factors: NDArray[np.int64] = np.sign(urgency).astype(np.int64) * np.where(level > 0, level * STEP + MARK, 0)
     return factors
@@ -52,7 +52,7 @@ def urgency(site_factor: int, *, most: int) -> float:
 
 
 def urgencies(site_factors: NDArray[np.int64], *, n_steps: int) -> NDArray[np.float64]:
-    """Return the urgency of each SiteFactor, with ``n_steps`` levels on either side of 0."""
+    """Return the urgency of each SiteFactor, ``n_steps`` levels to either side."""
     level = np.where(have_helios_mark(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
     values: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
     return values
@@ -75,7 +75,7 @@ def whole_minutes(run_time: timedelta) -> int:
 
 
 def time_min(run_time: timedelta) -> int:
-    """Return the TimeMin of a soft limit, rounded up to one with Helios' mark, min."""
+    """Return a soft limit as a TimeMin with Helios' mark, min."""
     minutes = whole_minutes(run_time)
     return minutes + (MINUTE_MARK - minutes) % MINUTE_STEP
 

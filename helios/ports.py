@@ -10,9 +10,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
+from helios.actions import Action, NodeOutcome, Outcome
+from helios.changes import Change
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Sizes, Snapshot
+
+HORIZON_S = 8 * 3600.0
+"""Longest run time that counts in ``RunTime.truncated_mean``, s."""
+LONGEST_LEASE = timedelta(minutes=10)
+"""Longest time that a stored lease may last, unless a longer one is requested; beyond it a clock was wrong."""
+Columns = Callable[[str], NDArray[Any]]
+"""Function from the name of a ``QUEUE`` column, or ``node_gpus``, to its values for some pending jobs.
+
+Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
+"""
 
 
 class RunTime(NamedTuple):
@@ -43,8 +54,6 @@ class RunTime(NamedTuple):
 
 RUN_TIME = RunTime(*range(len(RunTime._fields)))
 """Position of each column."""
-HORIZON_S = 8 * 3600.0
-"""Longest run time that counts in ``RunTime.truncated_mean``, s."""
 
 
 class ReplayPredictor(Protocol):
@@ -124,8 +133,10 @@ class Cluster(Protocol):
         """
         ...
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions, read back, and return an outcome for each job that they name.
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply changes, read back, and return the outcome of each.
+
+        The target :data:`helios.changes.EVERY` of a revert stands for all pending jobs that Helios has changed.
 
         - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
         - A job that must be left alone (``excluded_reason``) is ``REFUSED``.
@@ -158,8 +169,8 @@ class NodeCluster(Protocol):
         """
         ...
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions, read back, and return an outcome for each node that they name.
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply changes, read back, and return the outcome of each.
 
         - It is idempotent: a value that is already set is ``UNCHANGED`` and costs no write.
         - It refuses to power down a node that is not idle or must be left alone (``excluded_reason``).
@@ -202,13 +213,6 @@ class Service(Protocol):
         ...
 
 
-Columns = Callable[[str], NDArray[Any]]
-"""Function from the name of a ``QUEUE`` column, or ``node_gpus``, to its values for some pending jobs.
-
-Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
-"""
-
-
 class ChangeRequests(NamedTuple):
     """Changes that a service requests for some jobs.
 
@@ -241,10 +245,6 @@ class JobwiseService(Service, Protocol):
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return the changes for ``jobs`` at a moment, which is ``snapshot.taken_at``."""
         ...
-
-
-LONGEST_LEASE = timedelta(minutes=10)
-"""Longest time that a stored lease may last, unless a longer one is requested; beyond it a clock was wrong."""
 
 
 class Ledger(Protocol):

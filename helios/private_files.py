@@ -64,7 +64,7 @@ def require_cluster_name(name: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a text as a safe part of a file's name, another for each text.
+    """Return a unique, safe part of a file's name for a text.
 
     Databases of earlier versions may hold a cluster whose name is a path.
     """

@@ -144,7 +144,7 @@ def gpu_time(seconds: float) -> str:
 
 
 def count_in_words(number: float, noun: str) -> str:
-    """Return a number with its noun, such as ``1 GPU``, ``0.25 GPUs`` or ``unknown GPUs``."""
+    """Return a number with its noun, such as ``0.25 GPUs``."""
     return f"{write_count(number)} {noun}" if number == 1 else f"{write_count(number)} {noun}s"
 
 
@@ -164,7 +164,7 @@ def write_count(number: float) -> str:
 
 
 def in_number(count: int, sentence: str) -> str:
-    """Return a count with a sentence, given in the plural, about jobs or rows.
+    """Return a count with a plural sentence about jobs or rows.
 
     For a count of 1, ``jobs have no limit`` becomes ``1 job has no limit``.
     """

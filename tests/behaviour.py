@@ -32,6 +32,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,7 @@ from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
 from tests.run_times import in_columns
 from tests.traces import TRACES
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 from tests.unit.control.table import Says
 
 REPOSITORY = Path(__file__).parents[1]
@@ -234,7 +236,7 @@ COMMANDS = (
     Command(
         name="report-nightly",
         words="report nightly --cluster frost --day 2021-03-02 --folder {folder} --to ops --json",
-        files=("frost-2021-03-02.txt",),
+        files=("frost-2021-03-02.eml",),
     ),
     Command(name="status", words="status --cluster frost --json"),
     Command(name="mode", words="mode --cluster frost --json"),
@@ -337,7 +339,7 @@ class Site:
             text=True,
             check=False,
         )
-        texts = {name: (self.folder / "work" / "files" / name).read_text(encoding="utf-8") for name in command.files}
+        texts = {name: _read_text(self.folder / "work" / "files" / name) for name in command.files}
         answer: dict[str, Json] = {
             "command": f"helios {' '.join(words)}",
             "exit": done.returncode,
@@ -419,6 +421,15 @@ def _without_what_varies(
             for key, item in value.items()
         }
     return value
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text, of a mail without the page that is attached."""
+    if path.suffix == ".eml":
+        body = message_from_bytes(path.read_bytes(), policy=default).get_body()
+        assert body is not None
+        return str(body.get_content())
+    return path.read_text(encoding="utf-8")
 
 
 def _read_json(text: str) -> Json:
@@ -1256,7 +1267,7 @@ def site_story(folder: Path) -> Iterator[Json]:
     """Take cycles of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
     folder.mkdir()
     rng = np.random.default_rng(5)
-    site = Town(folder, services={"qssf": {}, "soft_limits": {}})
+    site = FakeSite(folder, services={"qssf": {}, "soft_limits": {}})
     site.learn(jobs=60)
     modes = {"qssf": ServiceMode(mode=Mode.ACTIVE), "soft_limits": ServiceMode(mode=Mode.SHADOW)}
     running: list[str] = []

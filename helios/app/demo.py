@@ -72,7 +72,7 @@ def run_demo(
     split = FIRST_DAY + TRAINING_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
     request = WhatIfRequest(
-        plans=default_scenarios(),
+        scenarios=default_scenarios(),
         since=split,
         warm_up=WARM_UP,
         nodes=synthetic_nodes(profile),

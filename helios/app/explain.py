@@ -52,9 +52,17 @@ if TYPE_CHECKING:  # numba and LightGBM take a while
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
-
 NEAR = 3
 """Number of similar ids in the error about an unknown one."""
+
+LOOK_BACK = timedelta(days=60)
+
+ID_USED_BEFORE = "Its id was used before"
+"""Begin of a remark on the job of somebody, perhaps another user."""
+_STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
+_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
+
+NODE_LOOK_BACK = timedelta(days=30)
 
 
 class JobUnknown(UsageError):
@@ -164,9 +172,6 @@ def _as_jobs(queue: pd.DataFrame, submitted_at: pd.Timestamp | None = None) -> p
     asked = queue[_SHARED].reset_index(drop=True)
     moment = asked["submitted_at"] if submitted_at is None else submitted_at
     return JOBS.conform(asked.assign(submitted_at=moment)).assign(run_time_s=np.nan)
-
-
-LOOK_BACK = timedelta(days=60)
 
 
 class NothingKept(UsageError):
@@ -290,12 +295,6 @@ def explain_recorded(settings: Settings, job_id: str, *, cluster: str | None, pr
             raise
         raise problem from unknown
     return replace(found, remarks=(*found.remarks, f"This is from the history alone: {problem.message}"))
-
-
-ID_USED_BEFORE = "Its id was used before"
-"""Begin of a remark on the job of somebody, perhaps another user."""
-_STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
-_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
@@ -474,9 +473,6 @@ def text_of(value: object) -> str:
     return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything
 
 
-NODE_LOOK_BACK = timedelta(days=30)
-
-
 class NodeUnknown(UsageError):
     """The cluster has no such node."""
 
@@ -491,6 +487,14 @@ def node_status(cycles: NodeController) -> NodeStatus:
     """
     snapshot, applied_changes, memory = cycles.nodes.snapshot(), _applied_changes(cycles), cycles.remembered()
     nodes, applied = observed_nodes(snapshot), AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES)
+    use_unknown = ""
+    if cycles.services:
+        try:
+            expected = cycles.expect(snapshot)
+            for service in cycles.services.values():
+                service.decide(expected)
+        except HeliosError as error:
+            use_unknown = " ".join(filter(None, [error.message, error.hint]))
     return NodeStatus(
         taken_at=snapshot.taken_at,
         pools=service_tallies(nodes, at=snapshot.taken_at, by_helios=count_asleep_by_helios(nodes, applied), wanted={}),
@@ -500,6 +504,8 @@ def node_status(cycles: NodeController) -> NodeStatus:
         cannot="" if snapshot.power is None else snapshot.power.why_not,
         kept_awake="" if snapshot.power is None else snapshot.power.keep_awake_meaning,
         paused=str(cycles.pause() or ""),
+        spare=cycles.spare_nodes(memory),
+        use_unknown=use_unknown,
     )
 
 
@@ -626,20 +632,6 @@ Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """A model, or None for shrinkage alone, with notes for the reader about it."""
 Chooser = Callable[[datetime], Chosen]
 """Function that chooses the model for a prediction made at a given time."""
-
-
-def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return a function that takes a snapshot of the live cluster.
-
-    The cluster is opened when the function is called.
-    """
-
-    def read_snapshot() -> Snapshot:
-        from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
-
-        return Operations(settings, cluster=cluster).site.cluster.snapshot()
-
-    return read_snapshot
 
 
 def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:

@@ -73,7 +73,7 @@ def explain_wait(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
-    chosen, *others = dict.fromkeys((*request.plans, BASELINE))
+    chosen, *others = dict.fromkeys((*request.scenarios, BASELINE))
     if chosen.policy is Policy.SRTF:
         raise UsageError(
             "The wait of a job under srtf cannot be explained: srtf preempts, so a job waits several times.",
@@ -84,18 +84,18 @@ def explain_wait(
     taught = train_predictor(history, setup, request, progress)
     assumptions: list[str] = []
 
-    def replayed(plan: Scenario, watch: JobTrace | None = None) -> Replay:
-        predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
-        replay = replay_scenario(plan, setup, predictor, progress, request=request, watch=watch)
+    def replayed(scenario: Scenario, watch: JobTrace | None = None) -> Replay:
+        predictor = predictor_for(setup, taught, request) if scenario.uses_predictions else None
+        replay = replay_scenario(scenario, setup, predictor, progress, request=request, watch=watch)
         assumptions.extend(describe_sources(predictor))
         return replay
 
     unit = best_unit(setup.machine.resource)
 
-    def start(plan: Scenario, replay: Replay) -> ReplayedStart:
-        today = " (today)" if plan == BASELINE else ""
+    def start(scenario: Scenario, replay: Replay) -> ReplayedStart:
+        plain = " (plain)" if scenario == BASELINE else ""
         return ReplayedStart(
-            label=f"{scenario_label(**plan.parts, unit=unit)}{today}",
+            label=f"{scenario_label(**scenario.parts, unit=unit)}{plain}",
             started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )
@@ -103,7 +103,7 @@ def explain_wait(
     trace = JobTrace(job)
     replay = replayed(chosen, trace)
     wait = _Wait(setup, chosen, replay, trace)
-    starts = (start(chosen, replay), *(start(plan, replayed(plan)) for plan in others))
+    starts = (start(chosen, replay), *(start(scenario, replayed(scenario)) for scenario in others))
     rank, queued = trace.place if len(wait.passes) else (0, 0)
     by_order, by_backfill = wait.overtaken()
     planned_s = replay.estimate_s if chosen.estimates is not None else None
@@ -149,9 +149,9 @@ class _Wait:
         itself next in line.
     """
 
-    def __init__(self, setup: ReplaySetup, plan: Scenario, replay: Replay, trace: JobTrace) -> None:
+    def __init__(self, setup: ReplaySetup, scenario: Scenario, replay: Replay, trace: JobTrace) -> None:
         job = trace.job
-        self.replay, self._plan, self._job = replay, plan, job
+        self.replay, self._scenario, self._job = replay, scenario, job
         self._workload, self._users = setup.workload, setup.machine.jobs["user"]
         self.submitted_s, self.started_s = int(setup.workload.submitted_s[job]), int(replay.started_s[job])
         self._gpus = as_count(float(setup.workload.gpus[job]))
@@ -164,10 +164,10 @@ class _Wait:
         # A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill
         # that kept the place; where it would not fit, the first in the order would have been given any GPUs before it.
         # With skip no job waits for a larger one: there only those come first that ask for no more.
-        first = self.passes["incumbent" if plan.backfill is Backfill.SKIP else "head"]
+        first = self.passes["incumbent" if scenario.backfill is Backfill.SKIP else "head"]
         next_in_line, enough = first == job, self._free >= self._gpus
         self.causes = np.full(len(self.passes), PRIORITY)
-        if plan.backfill not in {Backfill.NONE, Backfill.SKIP}:
+        if scenario.backfill not in {Backfill.NONE, Backfill.SKIP}:
             self.causes[~next_in_line & (self._room >= self._gpus)] = RESERVED
         self.causes[next_in_line & ~enough] = RESOURCES
         self.causes[next_in_line & enough] = PIECES
@@ -241,7 +241,7 @@ class _Wait:
         workload, replay, mates = self._workload, self.replay, self._jobs_of_partition()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
-        keys = ORDERS[self._plan.policy](
+        keys = ORDERS[self._scenario.policy](
             submitted_s=workload.submitted_s, gpus=workload.order_gpus, run_time_s=replay.believed_s
         )
         by_order = int((keys[later] < keys[self._job]).sum())

@@ -170,7 +170,7 @@ def refuse_without_gain(
     history = load_history(url=settings.database.url, cluster=cluster)
     until = now or datetime.now(UTC)
     request = WhatIfRequest(
-        plans=(),
+        scenarios=(),
         since=until - LOOK_BACK,
         until=until,
         warm_up=timedelta(days=7),

@@ -337,7 +337,7 @@ def _opened(
 
 
 def _loaded_name(given: str | None, trace: TraceFile, path: Path) -> str:
-    """Return the given name of the cluster, else the one that the file implies."""
+    """Return the cluster's given name, else the one that the file implies."""
     return require_cluster_name(trace.cluster or cluster_name_from(path) if given is None else given)
 
 

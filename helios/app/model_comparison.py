@@ -196,7 +196,7 @@ def _decide_against_incumbent(same: TrainingOutcome, comparison: Comparison) -> 
 
 
 def load_incumbent(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
-    """Return the model of a record, and why there is none where it is unreadable."""
+    """Return the model of a record, or why there is none."""
     if incumbent is None:
         return None, ""
     try:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from email import message_from_bytes, policy
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.history import load_history
 from helios.app.model_drift import DRIFTED
 from helios.app.model_registry import nightly, training_history
+from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.notify import Notice, Notices, channels
-from helios.app.own_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
@@ -26,13 +27,13 @@ from helios.model import NODES, Snapshot
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Progress, no_progress
 from helios.private_files import file_name, make_folder, restrict_access, write_private
-from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
+from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
 from helios.report.energy import energy_levels
 from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
-ENDINGS = (".html", ".txt", ".eml")
+ENDINGS = (".html", ".eml")
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
 
@@ -53,8 +54,8 @@ class NightlyReport:
         The day in a line.
     alarming : bool
         Whether something went wrong on that day.
-    page, text, mail : Path
-        The HTML page, the plain text, and a message that ``sendmail -t`` takes.
+    page, mail : Path
+        The HTML page, and a message that ``sendmail -t`` takes.
     removed : int
         Older reports of this cluster that were removed.
     levels : dict of float
@@ -64,7 +65,6 @@ class NightlyReport:
     subject: str
     alarming: bool
     page: Path
-    text: Path
     mail: Path
     removed: int
     levels: Mapping[str, float] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class NightlyRun:
 def nightly_pages(
     settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
 ) -> NightlyReport:
-    """Write a day's report as page, text and mail.
+    """Write a day's report as page and mail.
 
     Writing the same day again replaces its files.
 
@@ -132,12 +132,11 @@ def nightly_pages(
         night = _night(context, begin, end, settings, changes.sentences)
         digest = nightly_digest(night)
     stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
-    html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
+    html, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
     page = render_nightly(digest)
     try:
         make_folder(folder)
         write_private(html, page.encode())
-        write_private(text, as_text(digest).encode())
         write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=recipient))
         removed = _remove_old_reports(folder, file_name(digest.cluster), keep=settings.report.keep)
     except OSError as reason:
@@ -148,7 +147,6 @@ def nightly_pages(
         subject=digest.subject,
         alarming=digest.alarming,
         page=html,
-        text=text,
         mail=mail,
         removed=removed,
         levels={**changes.levels, **(energy_levels(night.energy.days) if night.energy else {})},
@@ -312,7 +310,9 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     )
     notices.observe(f"drift {cluster}", [drift] if line else [])
     if report is not None:
-        text = tuple(report.text.read_text(encoding="utf-8").splitlines())
+        mail = message_from_bytes(report.mail.read_bytes(), policy=policy.default)
+        body = mail.get_body()
+        text = tuple(body.get_content().splitlines()) if body is not None else ()
         events = ("nightly", "attention") if report.alarming else ("nightly",)
         report_notices = [
             Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)

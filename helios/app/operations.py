@@ -33,6 +33,7 @@ from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.control.guards import SETTLES
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
+from helios.model import Snapshot
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
@@ -103,6 +104,18 @@ def operations_for(
         notify=notices.send_due if channels(settings.notify) else None,
         explain=job_explainer(settings, cluster=cluster) if on_jobs else None,
     )
+
+
+def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
+    """Return a function that takes a snapshot of the live cluster.
+
+    The cluster is opened when the function is called.
+    """
+
+    def read_snapshot() -> Snapshot:
+        return Operations(settings, cluster=cluster).site.cluster.snapshot()
+
+    return read_snapshot
 
 
 def job_explainer(settings: Settings, *, cluster: str | None) -> Explain:
@@ -357,7 +370,7 @@ class Operations:
         return JobController(self.site, settings, clock=self._clock).release(why, hidden=hidden)
 
     def release_nodes(self, why: str) -> NodeCycleReport:
-        """Wake the nodes that Helios put to sleep, and restore weights and the keep-awake list."""
+        """Wake Helios' sleeping nodes and restore weights and the keep-awake list."""
         settings = self.settings.model_copy(update={"services": {}})
         return NodeController(self.site, settings, clock=self._clock).release(why)
 

@@ -8,7 +8,7 @@ jobs pass by EASY backfill that plans with time limits, so that only the predict
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -36,8 +36,9 @@ from helios.model import SIZE_CLASSES, is_large, size_class
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
-from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
-from helios.report.significance import LEAST_WAIT_S, NOTICED_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.models import MODEL, ORACLE, PLAIN, OrderValue
+from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
+from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
@@ -129,7 +130,7 @@ class DrawnWindow:
         progress: Progress = no_progress,
     ) -> None:
         self._history, self._given, self._progress = history, model, progress
-        self.request = replace(request, plans=[CHECKED[CheckedOrder.PREDICTIONS]])
+        self.request = replace(request, scenarios=[CHECKED[CheckedOrder.PREDICTIONS]])
         self.setup = prepare_replay(history, self.request)
         self._resampler = resampler_for(self.setup)
 
@@ -213,28 +214,11 @@ class Draw:
         return replay_scenario(scenario, self.setup, predictor, no_progress, request=request)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayTarget:
-    """Machine on which the scored jobs are replayed.
-
-    Attributes
-    ----------
-    nodes : mapping, optional
-        Nodes of each partition; None takes them from the peak demand, where there is hardly a queue.
-    draws : int
-        Draws of the verdict. 0 for none, and no verdict.
-    """
-
-    nodes: Mapping[str, int] | None = None
-    gpus_per_node: int = 8
-    default_time_limit_s: int = 7 * 86_400
-    draws: int = 5
-
-
 def value_of_predictions(
     history: LoadedHistory,
-    site: ReplayTarget,
+    request: WhatIfRequest,
     *,
+    draws: int,
     train_until: datetime | None,
     test_fraction: float,
     gpu_only: bool = False,
@@ -249,6 +233,10 @@ def value_of_predictions(
 
     Parameters
     ----------
+    request : WhatIfRequest
+        The machine.
+    draws : int
+        Draws of the verdict. 0 for none, and no verdict.
     train_until, test_fraction, gpu_only
         As in :func:`helios.app.model_registry.judge`.
     model : DurationModel, optional
@@ -263,14 +251,12 @@ def value_of_predictions(
     """
     submitted = history.jobs["submitted_at"]
     first = min(int(len(submitted) * (1 - test_fraction)), len(submitted) - 1)  # the same job as the evaluation's
-    request = WhatIfRequest(
-        plans=[CHECKED[CheckedOrder.PREDICTIONS]],
+    request = replace(
+        request,
+        scenarios=[CHECKED[CheckedOrder.PREDICTIONS]],
         since=train_until or submitted.iloc[first].to_pydatetime(),
-        nodes=site.nodes,
-        gpus_per_node=site.gpus_per_node,
         resource="gpus" if gpu_only else None,
         skip_oversized=True,
-        default_time_limit_s=site.default_time_limit_s,
         seed=seed,
     )
     window = DrawnWindow(history, request, model=model, progress=progress)
@@ -279,19 +265,19 @@ def value_of_predictions(
         gpus_per_node=request.gpus_per_node,
         resource=window.setup.machine.resource,
         replays=_replays(window, progress),
-        check=check_draws(window, draws=site.draws, progress=progress) if site.draws else None,
+        check=check_draws(window, draws=draws, progress=progress) if draws else None,
         notes=(*window.setup.machine.notes, *window.setup.notes),
     )
 
 
-def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) -> OrderValue | str:
+def value_or_reason(history: LoadedHistory, request: WhatIfRequest, **options: Any) -> OrderValue | str:
     """Return the value of predictions, or why the jobs cannot be replayed.
 
     A failed replay must not cost the other figures of an evaluation. ``options`` are those of
     :func:`value_of_predictions`.
     """
     try:
-        return value_of_predictions(history, site, **options)
+        return value_of_predictions(history, request, **options)
     except HeliosError as reason:
         return f"The orders were not compared, because these jobs cannot be replayed: {reason}"
 
@@ -307,14 +293,14 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
     predicted = CHECKED[CheckedOrder.PREDICTIONS]
 
     def replayed(
-        plan: Scenario, predictor: ReplayPredictor | None = None, *, again_s: int | None = None
+        scenario: Scenario, predictor: ReplayPredictor | None = None, *, again_s: int | None = None
     ) -> QueueSummary:
         asked = replace(request, predict_again_s=again_s)
-        result = replay_scenario(plan, setup, predictor, progress, request=asked)
-        return measure(setup, result.started_s, result.ended_s, **plan.parts).summary
+        result = replay_scenario(scenario, setup, predictor, progress, request=asked)
+        return measure(setup, result.started_s, result.ended_s, **scenario.parts).summary
 
     return {
-        TODAY: replayed(CHECKED[CheckedOrder.OWN]),
+        PLAIN: replayed(CHECKED[CheckedOrder.OWN]),
         ORACLE: replayed(live_scenario(Policy.QSSF, run_times=RunTimes.TRUE)),
         "smallest_first": replayed(CHECKED[CheckedOrder.SIZE]),
         MODEL: replayed(predicted, predictor_for(setup, window.model, request)),

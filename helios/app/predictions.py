@@ -16,7 +16,7 @@ from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.app.own_order import PastCheck
+    from helios.app.nightly_order import PastCheck
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
 
@@ -135,7 +135,7 @@ class LivePredictions:
         WarehouseUnavailable
             The warehouse cannot be read.
         """
-        from helios.app.own_order import order_checks  # noqa: PLC0415 - statistics, which a pause waits for
+        from helios.app.nightly_order import order_checks  # noqa: PLC0415 - statistics, which a pause waits for
 
         with Warehouse.open(self._url) as warehouse:
             try:
@@ -153,7 +153,7 @@ class LivePredictions:
         See :func:`with_predictions`.
         """
         knowledge, now = self.knowledge, snapshot.taken_at
-        from helios.app.own_order import size_orders  # noqa: PLC0415 - as above
+        from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
 
         predicted = with_predictions(
             snapshot, lambda queue: knowledge.predict(queue, now=now, running=snapshot.running)

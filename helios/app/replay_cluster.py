@@ -204,7 +204,7 @@ def _refuse_mistyped(nodes: Mapping[str, int], there: Sequence[str]) -> list[str
 
 
 def sized_jobs(jobs: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the jobs that hold some of ``resource``, and notes on those left out."""
+    """Return the jobs that hold ``resource``, with notes on the others."""
     size, unit = jobs[resource], best_unit(resource)
     notes = []
     if (unknown := size.isna().to_numpy()).any():

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
-from helios.changes import to_job_actions, to_job_changes
+from helios.changes import Change, revert_job, to_job_changes
 from helios.control.guards import ahead_of_others, beyond_share
 from helios.jit import cached_jit, inline_jit
 from helios.simulate.core.state import NEVER
@@ -168,11 +168,15 @@ class ReplayGuards:
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
         """Apply what a service proposes, revert the rest, and count the results."""
-        if any(isinstance(action, Revert) for action in actions):
-            actions = to_job_actions(to_job_changes(actions).changes)
-        orders = [action for action in actions if isinstance(action, Reorder)]
-        limits = [action for action in actions if isinstance(action, SoftLimit)]
-        outcomes = self._order(active, orders) if orders or len(self._named[active]) else {}
+        # A change is made for each limit, and of orders only where a revert leaves something of them.
+        is_simple = not any(isinstance(action, Revert) for action in actions)
+        changes = to_job_changes([it for it in actions if isinstance(it, SoftLimit)] if is_simple else actions).changes
+        limits = [change for change in changes if change.setting is JobSetting.SOFT_LIMIT]
+        ranked = [self._cluster.ranked(action) for action in actions if isinstance(action, Reorder)]
+        if not is_simple:
+            urgency = {change.target: change.value for change in changes if change.setting is JobSetting.ORDER}
+            ranked = [(self._cluster.positions([*urgency]), np.array([*urgency.values()]))] if urgency else []
+        outcomes = self._order(active, ranked) if ranked or len(self._named[active]) else {}
         if not limits and active not in self._limited_by.values():
             return outcomes
         return Counter(outcomes) + Counter(self._limit(active, limits))
@@ -181,24 +185,12 @@ class ReplayGuards:
         """Revert all that a service has set."""
         return self.act(active, ())
 
-    def _order(self, active: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
-        jobs, urgency = self._places(orders)
+    def _order(self, active: int, ranked: Sequence[tuple[Positions, Floats]]) -> Mapping[Result, int]:
+        jobs, urgency = _last_urgencies(ranked)
         dropped, self._named[active] = self._unnamed(active, jobs), jobs
         if len(dropped):
             jobs, urgency = np.concatenate((jobs, dropped)), np.concatenate((urgency, np.full(len(dropped), np.nan)))
         return self.change(active, jobs, urgency)
-
-    def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
-        """Return the positions and urgencies of all jobs in these orders.
-
-        Each job appears once, with its urgency in the last order that names it.
-        """
-        ranked = [self._cluster.ranked(order) for order in orders] or [(np.empty(0, dtype=np.int64), np.empty(0))]
-        if len(ranked) == 1:
-            return ranked[0]
-        jobs, urgency = (np.concatenate(parts)[::-1] for parts in zip(*ranked, strict=True))
-        distinct, last = np.unique(jobs, return_index=True)
-        return distinct, urgency[last]
 
     def _unnamed(self, active: int, named: Positions) -> Positions:
         """Return the pending jobs that a service no longer names.
@@ -213,8 +205,8 @@ class ReplayGuards:
         pending: Positions = its[self._cluster.started_s[its] == NEVER]
         return pending
 
-    def _limit(self, active: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
-        its = [limit for limit in limits if self._limited_by.get(limit.job_id, active) >= active]
+    def _limit(self, active: int, limits: Sequence[Change[float]]) -> Mapping[Result, int]:
+        its = [limit for limit in limits if self._limited_by.get(limit.target, active) >= active]
         outcomes = self._cluster.apply(its)
         limited = {outcome.job_id for outcome in outcomes if outcome.result in _APPLIED}
         self._limited_by.update(dict.fromkeys(limited, active))
@@ -230,8 +222,22 @@ class ReplayGuards:
         for job_id in dropped:
             del self._limited_by[job_id]
         if dropped:
-            revert = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
-            yield from (it.result for it in self._cluster.apply([revert]) if it.result is not Result.GONE)
+            reverts = [revert_job(JobSetting.SOFT_LIMIT, job_id, reason=NOT_NAMED) for job_id in dropped]
+            yield from (it.result for it in self._cluster.apply(reverts) if it.result is not Result.GONE)
+
+
+def _last_urgencies(ranked: Sequence[tuple[Positions, Floats]]) -> tuple[Positions, Floats]:
+    """Return the positions and urgencies of all jobs in some orders.
+
+    Each job appears once, with its urgency in the last order that names it.
+    """
+    if not ranked:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    if len(ranked) == 1:
+        return ranked[0]
+    jobs, urgency = (np.concatenate(parts)[::-1] for parts in zip(*ranked, strict=True))
+    distinct, last = np.unique(jobs, return_index=True)
+    return distinct, urgency[last]
 
 
 def _add_outcome(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:

@@ -166,7 +166,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, which names the span of the history if it is empty."""
+        """Return the report, with the span of the history if it is empty."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
             return answer

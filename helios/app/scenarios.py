@@ -2,8 +2,8 @@
 
 A scenario has a policy, a backfill rule, and a source of run times.
 
-The default set has the baselines without which a scheduling result means nothing (docs/first-steps.md): what a Slurm
-site has today, a rule that needs no model, the policies of Helios, and oracles as bounds.
+The default set has the baselines without which a scheduling result means nothing (docs/first-steps.md): plain
+FIFO + EASY, a rule that needs no model, the policies of Helios, and oracles as bounds.
 """
 
 from __future__ import annotations
@@ -44,6 +44,24 @@ AGED: Options = (("bound_share", BOUND_SHARE), ("large_divisor", LARGE_DIVISOR),
 """All three as options, for rules that age as ``qssf`` does."""
 WAIT_BOUNDS = frozenset({"bound_share", "patience_s"})
 """Options that say when a job goes first. A replay has one of them."""
+
+_NOT_AGED = frozenset({FIFO, SRTF})
+
+ORDERS: dict[Policy, Order] = {
+    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
+    Policy.QSSF: shortest_service_first,
+    Policy.SERVICE: shortest_service_first,
+    Policy.MEAN_SERVICE: shortest_service_first,
+    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
+}
+READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
+"""Column of a prediction that a policy orders by; the others order by the median."""
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SERVICE})
+DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
+AGAIN_S = 3_600
+"""How often waiting jobs are predicted again, s."""
+
+FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +104,6 @@ def _divisor(value: Any) -> float:
     return float(value)
 
 
-_NOT_AGED = frozenset({FIFO, SRTF})
 OPTIONS: Mapping[str, PolicyOption] = {
     "wait_share": PolicyOption(
         kept_as="wait_share",
@@ -138,20 +155,6 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
 
 
 Estimates = RunTimes | int
-
-ORDERS: dict[Policy, Order] = {
-    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
-    Policy.QSSF: shortest_service_first,
-    Policy.SERVICE: shortest_service_first,
-    Policy.MEAN_SERVICE: shortest_service_first,
-    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
-}
-READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
-"""Column of a prediction that a policy orders by; the others order by the median."""
-BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SERVICE})
-DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
-AGAIN_S = 3_600
-"""How often waiting jobs are predicted again, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +315,7 @@ def scenarios(
     if not policies and not backfills and not estimates and run_times is None:
         return default_scenarios()
     if not policies and not estimates and run_times is None:
-        return [plan for plan in default_scenarios() if plan.backfill in backfills]
+        return [scenario for scenario in default_scenarios() if scenario.backfill in backfills]
     chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
         for backfill in backfills or DEFAULT_BACKFILLS.get(policy, (Backfill.NONE, Backfill.EASY)):
@@ -348,13 +351,14 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
             raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
         policy, name, value = parts.groups()
         written_by_policy[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
-    if unknown := set(written_by_policy) - {plan.policy.value for plan in chosen}:
+    replayed = dict.fromkeys(scenario.policy.value for scenario in chosen)
+    if unknown := written_by_policy.keys() - replayed:
         raise UsageError(
             f"--set has an option for {', '.join(sorted(unknown))}, which is not replayed.",
-            hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+            hint=f"Add it to --policy. Replayed are: {', '.join(replayed)}",
         )
     options = {policy: read_options(policy, written) for policy, written in written_by_policy.items()}
-    return [plan.with_options(options.get(plan.policy.value, ())) for plan in chosen]
+    return [scenario.with_options(options.get(scenario.policy.value, ())) for scenario in chosen]
 
 
 def default_scenarios() -> list[Scenario]:
@@ -379,9 +383,6 @@ def default_scenarios() -> list[Scenario]:
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
-
-
-FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
 
 
 def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:

@@ -473,7 +473,7 @@ def simulate_services(
         As :func:`~helios.app.whatif.whatif`.
     """
     window = ReplayedWindow(history, request, progress)
-    runs = [to_run(plan, window.setup, None, progress) for plan in CONTROLS]
+    runs = [to_run(scenario, window.setup, None, progress) for scenario in CONTROLS]
     begun = perf_counter()
     active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
     simulated, predictor = window.replay(
@@ -510,7 +510,7 @@ class ReplayedWindow:
     """A window of history with all that its replays have in common."""
 
     def __init__(self, history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> None:
-        self.request, self._progress = replace(request, plans=[_TAUGHT]), progress
+        self.request, self._progress = replace(request, scenarios=[_TAUGHT]), progress
         self.setup = prepare_replay(history, self.request)
         self._taught = train_predictor(history, self.setup, self.request, progress)
         self._cluster = history.cluster

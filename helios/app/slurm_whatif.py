@@ -26,7 +26,7 @@ from helios.app.service_replay import (
     replay_services,
     replayed_services,
 )
-from helios.app.whatif import STARTS_EMPTY, choose_window, describe_sources, measured_run, refuse_reversed, train_before
+from helios.app.whatif import STARTS_EMPTY, WhatIfRequest, choose_window, describe_sources, measured_run, train_before
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order, largest_nodes, seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
@@ -47,6 +47,13 @@ from helios.units import best_unit, in_number
 # The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
 
 POOL = "all"
+
+_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
+"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
+
+TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
+AT_ONCE = "Everybody at once, in order of submission"
+TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
 
 
 def capacity(site: SlurmSite, resource: str) -> int:
@@ -124,9 +131,6 @@ def _each(group: NodeGroup, resource: str) -> int:
 
 # Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
 
-_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
-"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
-
 
 def _predicted(
     predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
@@ -177,50 +181,6 @@ def _requested(
     return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
 
 
-TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
-AT_ONCE = "Everybody at once, in order of submission"
-TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmWhatIfRequest:
-    """What to replay under Slurm's own rules.
-
-    Attributes
-    ----------
-    site : SlurmSite
-        As it is set up today.
-    otherwise : SlurmSite, optional
-        With other settings. None where it was not requested.
-    changed : str
-        The other settings, for a person.
-    since, until : datetime, optional
-        Jobs submitted in [since, until) are counted; the predictor learns from earlier ones.
-    warm_up : timedelta
-        Stretch before ``since`` that is replayed too, but not counted.
-    site_factor_most : int
-        Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
-    most_of_one_user : float
-        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
-    default_time_limit_s : int
-        Limit of jobs that have none, for the textbook control.
-    """
-
-    site: SlurmSite
-    otherwise: SlurmSite | None = None
-    changed: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    warm_up: timedelta = timedelta(0)
-    site_factor_most: int = 10_000
-    most_of_one_user: float = 1.0
-    default_time_limit_s: int = 7 * 86_400
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        refuse_reversed(self.since, self.until)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmWhatIfResult:
     """The replays, and how faithful they are where starts were recorded.
@@ -242,9 +202,14 @@ class SlurmWhatIfResult:
 
 def slurm_whatif(
     history: LoadedHistory,
-    request: SlurmWhatIfRequest,
+    request: WhatIfRequest,
+    site: SlurmSite,
     *,
+    otherwise: SlurmSite | None = None,
+    changed: str = "",
     services: Mapping[str, Service] | None = None,
+    site_factor_most: int = 10_000,
+    most_of_one_user: float = 1.0,
     progress: Progress = no_progress,
 ) -> SlurmWhatIfResult:
     """Replay a window of history under the site's own Slurm.
@@ -255,9 +220,21 @@ def slurm_whatif(
 
     Parameters
     ----------
+    request : WhatIfRequest
+        The window.
+    site : SlurmSite
+        As it is set up today.
+    otherwise : SlurmSite, optional
+        With other settings. None where it was not requested.
+    changed : str
+        The other settings, for a person.
     services : mapping of str to Service, optional
         Services by name that act together in a replay of their own, in cycles as they would live. None where there is
         none.
+    site_factor_most : int
+        Bound of the SiteFactor that Helios sets (``slurm.site_factor_most``).
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
 
     Raises
     ------
@@ -266,7 +243,6 @@ def slurm_whatif(
     JobLargerThanPartition
         A job does not fit the site as described.
     """
-    site = request.site
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
     before = replace(history, jobs=window.before)
     jobs = slurm_jobs(window.jobs, site)
@@ -314,7 +290,7 @@ def slurm_whatif(
     predictor = InWorkloadOrder(jobs.jobs, history=before, seed=request.seed, progress=progress)
     p50_s = _predicted(predictor, workload.submitted_s, today.ended_s, progress)
     urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"), site_nodes(jobs, site, "gpus"))
-    factors = np.array([site_factor(change, most=request.site_factor_most) for change in urgency], dtype=np.int64)
+    factors = np.array([site_factor(change, most=site_factor_most) for change in urgency], dtype=np.int64)
     said = [
         f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
         "while it waits.",
@@ -332,17 +308,17 @@ def slurm_whatif(
             site,
             services,
             history=before,
-            most=request.site_factor_most,
-            most_of_one_user=request.most_of_one_user,
+            most=site_factor_most,
+            most_of_one_user=most_of_one_user,
             seed=request.seed,
             progress=progress,
         )
         title = f"{' + '.join(services)}, in cycles"
         runs.append(measured(acted.replay.started_s, acted.replay.ended_s, policy=title))
         said += acted.notes
-    if request.otherwise is not None:
-        changed = replayed("other settings", request.otherwise)
-        runs.append(measured(changed.started_s, changed.ended_s, site=request.otherwise, policy=OTHERWISE))
+    if otherwise is not None:
+        other = replayed("other settings", otherwise)
+        runs.append(measured(other.started_s, other.ended_s, site=otherwise, policy=OTHERWISE))
     textbook_ended_s = textbook_s + workload.run_time_s
     runs.append(measured(textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
     pool, submitted = job_pools(site, resource), jobs.jobs["submitted_at"][counted]
@@ -353,7 +329,7 @@ def slurm_whatif(
         *jobs.notes,
         *said,
         f"{TEXTBOOK_NAME}: {n_nodes} nodes of {each}, whatever the partition.",
-        *([f"Other settings: {request.changed}."] if request.changed else []),
+        *([f"Other settings: {changed}."] if changed else []),
         *([] if request.warm_up else [STARTS_EMPTY]),
     ]
     whatif = WhatIf(

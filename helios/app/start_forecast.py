@@ -231,7 +231,7 @@ class QueueForecast:
         return run_time_s
 
     def _simulate(self, positions: Ints, draws: Ints, horizon_s: int, changes: Mapping[str, float]) -> Floats:
-        """Return the starts of jobs in some draws, shape (n_draws, n_positions), inf after the horizon."""
+        """Return starts of jobs by draw and position, inf after the horizon."""
         rows = pd.concat([self._queue, *self._future_jobs(horizon_s)], ignore_index=True)
         for column, value in changes.items():
             rows.loc[positions[0], column] = value
@@ -399,7 +399,7 @@ def calibrate(quantiles_s: Floats, *, wider: float = WIDER) -> Floats:
 
 
 def fitting_limit_s(job: pd.Series[Any]) -> float:
-    """Return the time limit that 95 % of such jobs fit into, s.
+    """Return the time limit that fits 95 % of such jobs, s.
 
     It is rounded up to ten minutes.
     """
@@ -653,7 +653,7 @@ def _queue_at(history: pd.DataFrame, at_s: int, *, eligible_s: Floats, started_s
 
 
 def _tasks(text: object, count: int) -> list[str]:
-    """Return the tasks of a pending array as text, or ``[""]`` for another job."""
+    """Return a pending array's tasks as text, ``[""]`` for another job."""
     if count <= 1:
         return [str(text)] if isinstance(text, str) else [""]
     try:

@@ -53,6 +53,38 @@ if TYPE_CHECKING:
 LIBRARIES = ("lightgbm", "numpy")
 """Libraries that affect figures: trees, and random numbers, whose streams numpy may change with a release."""
 
+FIGURES = "figures"
+FAILED = "failed"
+MOST_KEPT = 2
+"""Windows, draws and models that a process caches, of each kind; each takes the memory of a history."""
+SETUP_FIELDS = (
+    "since",
+    "until",
+    "warm_up",
+    "nodes",
+    "gpus_per_node",
+    "resource",
+    "skip_oversized",
+    "default_time_limit_s",
+)
+"""Fields of a request that choose the jobs and the machine."""
+
+SHORT_S = 20.0
+"""Replays that take less in this process are replayed here: the start of others costs as much, s."""
+JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
+"""About what a job of a replay takes, and one that is predicted, s."""
+
+COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
+"""Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
+SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
+CONNECT_S = 10.0
+TEST_ONLY_S = 60.0
+JOIN_S = 600.0
+"""How long a site's own Slurm may take to start the first worker."""
+
+FEWEST_REPEATS = 5
+"""Fewest repeats; the spread of fewer says too little."""
+
 
 @cache
 def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
@@ -66,29 +98,13 @@ def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
     return digest.hexdigest()[:16]
 
 
-FIGURES = "figures"
-FAILED = "failed"
-MOST_KEPT = 2
-"""Windows, draws and models that a process caches, of each kind; each takes the memory of a history."""
-OF_THE_SETUP = (
-    "since",
-    "until",
-    "warm_up",
-    "nodes",
-    "gpus_per_node",
-    "resource",
-    "skip_oversized",
-    "default_time_limit_s",
-)
-"""Fields of a request that choose the jobs and the machine."""
-
 Kept = TypeVar("Kept")
 RunResult = dict[str, Any]
 """Result of a cell: its ``figures``, or why it ``failed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
+class SweepCell:
     """One replay of a sweep.
 
     Attributes
@@ -106,23 +122,23 @@ class SweepRun:
     over: ResampledUnit | None = None
 
     @property
-    def plan(self) -> Scenario:
+    def scenario(self) -> Scenario:
         """The only scenario of the request."""
-        (plan,) = self.request.plans
-        return plan
+        (scenario,) = self.request.scenarios
+        return scenario
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain values."""
         request = self.request
-        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "plans"}
-        plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
-        values = parts | plan | {"repeat": self.repeat, "over": self.over}
+        parts = {name: getattr(request, name) for name in WhatIfRequest.__slots__ if name != "scenarios"}
+        scenario = {name: getattr(self.scenario, name) for name in Scenario.__slots__}
+        values = parts | scenario | {"repeat": self.repeat, "over": self.over}
         values |= {
             "since": request.since.isoformat() if request.since else None,
             "until": request.until.isoformat() if request.until else None,
             "warm_up": request.warm_up.total_seconds(),
             "nodes": dict(request.nodes) if request.nodes else None,
-            "options": dict(self.plan.options),
+            "options": dict(self.scenario.options),
         }
         plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
@@ -143,11 +159,11 @@ class FinishedRun(NamedTuple):
     result: RunResult
 
 
-Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
+Engine = Callable[[LoadedHistory, Sequence[SweepCell]], Generator[FinishedRun, None, None]]
 """Way to replay cells, in any order. Closing the generator early stops the replays that are still running."""
 
 
-def package_fingerprint(history: LoadedHistory) -> str:
+def fingerprint_history(history: LoadedHistory) -> str:
     """Return a fingerprint of a history.
 
     It covers the jobs, the time zone and the cluster's name, in 16 characters.
@@ -158,14 +174,8 @@ def package_fingerprint(history: LoadedHistory) -> str:
     return digest.hexdigest()[:16]
 
 
-SHORT_S = 20.0
-"""Replays that take less in this process are replayed here: the start of others costs as much, s."""
-JOB_S, PREDICTED_JOB_S = 2e-6, 1e-4
-"""About what a job of a replay takes, and one that is predicted, s."""
-
-
 def run_on_this_machine(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+    history: LoadedHistory, cells: Sequence[SweepCell], *, workers: int
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells on this machine, as an ``Engine``.
 
@@ -182,7 +192,7 @@ def run_on_this_machine(
         yield from run_in_processes(history, cells, workers=workers)
 
 
-def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
+def expected_s(history: LoadedHistory, cells: Sequence[SweepCell]) -> float:
     """Return about how long the cells take in one process, s.
 
     It goes by the number of their jobs, and by whether these are predicted.
@@ -193,11 +203,11 @@ def expected_s(history: LoadedHistory, cells: Sequence[SweepRun]) -> float:
         since, until = cell.request.since, cell.request.until
         first = 0 if since is None else submitted.searchsorted(pd.Timestamp(since - cell.request.warm_up))
         end = len(submitted) if until is None else submitted.searchsorted(pd.Timestamp(until))
-        total += int(end - first) * (PREDICTED_JOB_S if cell.plan.uses_predictions else JOB_S)
+        total += int(end - first) * (PREDICTED_JOB_S if cell.scenario.uses_predictions else JOB_S)
     return total
 
 
-def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+def run_here(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
     """Replay the cells one by one in this process."""
     worker = SweepWorker(history)
     for place, cell in enumerate(cells):
@@ -217,7 +227,7 @@ class SweepWorker:
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
-    def run(self, cell: SweepRun) -> RunResult:
+    def run(self, cell: SweepCell) -> RunResult:
         """Replay a cell and return its figures, or why it failed.
 
         A cell that fails does not stop the others.
@@ -229,7 +239,7 @@ class SweepWorker:
         except Exception as reason:  # whatever it is, the other cells can still be replayed
             return {FAILED: f"{type(reason).__name__}: {reason}"}
 
-    def figures(self, cell: SweepRun) -> dict[str, Any]:
+    def figures(self, cell: SweepCell) -> dict[str, Any]:
         """Replay a cell and return its figures.
 
         Raises
@@ -238,7 +248,7 @@ class SweepWorker:
             As :func:`helios.app.whatif.whatif`.
         """
         request, about = cell.request, cell.to_json()
-        machine = str({name: about[name] for name in OF_THE_SETUP})
+        machine = str({name: about[name] for name in SETUP_FIELDS})
         with self._lock:
             original = setup = _get_or_make(self._setups, machine, lambda: prepare_replay(self._history, request))
             resampler, predictor, taught = None, None, None
@@ -250,18 +260,18 @@ class SweepWorker:
                     of_draw,
                     lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
                 )
-            if cell.plan.uses_predictions:
+            if cell.scenario.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{request.since} {request.warm_up} {request.seed}"
                 taught = _get_or_make(
                     self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
                 )
-        if cell.plan.uses_predictions:
+        if cell.scenario.uses_predictions:
             predictor = resampled_predictor(setup, taught, request)
-        run = to_run(cell.plan, setup, predictor, no_progress, request=request)
+        run = to_run(cell.scenario, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
-            "is_today": run.is_today,
+            "is_plain": run.is_plain,
             "is_oracle": run.is_oracle,
             "over": resampler.over.value if resampler else None,
             "blocks": resampler.blocks if resampler else 0,
@@ -289,17 +299,9 @@ def _get_or_make(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) ->
 # again; Dask gives a cell up when three workers have died of it (``distributed.scheduler.allowed-failures``). Figures
 # do not depend on where a cell was replayed.
 
-COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
-"""Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
-SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
-CONNECT_S = 10.0
-TEST_ONLY_S = 60.0
-JOIN_S = 600.0
-"""How long a site's own Slurm may take to start the first worker."""
-
 
 def run_in_processes(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+    history: LoadedHistory, cells: Sequence[SweepCell], *, workers: int
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells in local processes, as an ``Engine``.
 
@@ -327,7 +329,7 @@ def run_in_processes(
 
 
 def run_on_dask(
-    history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
+    history: LoadedHistory, cells: Sequence[SweepCell], *, address: str, join_s: float = 0.0
 ) -> Generator[FinishedRun, None, None]:
     """Replay the cells on the workers of a Dask scheduler.
 
@@ -360,7 +362,7 @@ def run_on_dask(
 
 def run_on_slurm(
     history: LoadedHistory,
-    cells: Sequence[SweepRun],
+    cells: Sequence[SweepCell],
     *,
     jobs: int = 1,
     options: Mapping[str, Any] | None = None,
@@ -437,14 +439,14 @@ def _test_submission(script: str) -> None:
 
 
 def _replay_on_client(
-    client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
+    client: Client, history: LoadedHistory, cells: Sequence[SweepCell], address: str
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
     from helios.app.sweep_worker import WithHistory, replay_on_worker  # noqa: PLC0415 - needs Dask
 
-    fingerprint = package_fingerprint(history)
-    client.register_plugin(WithHistory(history, fingerprint))
+    fingerprint = fingerprint_history(history)
+    client.register_plugin(WithHistory(history, fingerprint, SweepWorker))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
         client.submit(replay_on_worker, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
@@ -474,9 +476,6 @@ def _result(future: Any, address: str) -> dict[str, Any]:
 
 # A what-if repeated on resampled weeks, to see which of its differences are more than chance.
 
-FEWEST_REPEATS = 5
-"""Fewest repeats; the spread of fewer says too little."""
-
 
 def repeats(
     history: LoadedHistory,
@@ -505,9 +504,9 @@ def repeats(
         A replay failed, with the reason.
     """
     cells = [
-        SweepRun(request=replace(request, plans=(plan,)), repeat=repeat, over=over)
+        SweepCell(request=replace(request, scenarios=(scenario,)), repeat=repeat, over=over)
         for repeat in range(1, times + 1)
-        for plan in request.plans
+        for scenario in request.scenarios
     ]
     figures_by_place: dict[int, Mapping[str, Any]] = {}
     progress("Repeating", 0.0)
@@ -527,8 +526,8 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for figures in runs:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
-    today = next((figures["label"] for figures in runs if figures["is_today"]), runs[0]["label"])
-    return compare_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
+    plain = next((figures["label"] for figures in runs if figures["is_plain"]), runs[0]["label"])
+    return compare_repeats(by_label, baseline=plain, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
 class ResultsFile:
@@ -565,7 +564,7 @@ class ResultsFile:
         """
         return FIGURES in self.known.get(key, {})
 
-    def add(self, key: str, cell: SweepRun, result: RunResult) -> None:
+    def add(self, key: str, cell: SweepCell, result: RunResult) -> None:
         """Append the line of a run, and sync it to the disk."""
         line = json.dumps({"key": key, "cell": cell.to_json(), **result}, sort_keys=True, allow_nan=False)
         self._file.append(line.encode() + b"\n")
@@ -643,7 +642,7 @@ class SweepPlan(_PlanTable):
     backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
     estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
     run_times: list[RunTimes] = Field(default=[], description="Run times that orders use")
-    controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
+    controls: bool = Field(default=True, description="Add plain FIFO + EASY, and fewest GPUs first")
     windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
     settings: SweepSettings = SweepSettings()
     repeats: int = Field(default=0, ge=0, description="Random samples of weeks for each; 0: the window as it was")
@@ -676,7 +675,7 @@ class Cross:
     Runs that are compared with each other are adjacent.
     """
 
-    cells: tuple[SweepRun, ...]
+    cells: tuple[SweepCell, ...]
     notes: tuple[str, ...]
 
 
@@ -718,7 +717,7 @@ def read_sweep_plan(path: Path) -> SweepPlan:
 
 
 def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
-    """Return every run of a plan.
+    """Return every cell of a plan.
 
     Parameters
     ----------
@@ -735,7 +734,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
     replays, notes = _replays(plan)
     repeats = range(1, plan.repeats + 1) if plan.repeats else (0,)
     cells = [
-        SweepRun(request=replace(request, plans=(replay,)), repeat=repeat, over=plan.over)
+        SweepCell(request=replace(request, scenarios=(replay,)), repeat=repeat, over=plan.over)
         for request in _requests(plan, base, timezone)
         for repeat in repeats
         for replay in replays
@@ -861,7 +860,7 @@ def sweep(
     DaskUnavailable, DaskMismatch
         The engine has no workers, or workers with another release.
     """
-    fingerprint = package_fingerprint(history)
+    fingerprint = fingerprint_history(history)
     keys = [cell.key(fingerprint) for cell in asked.cells]
     with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
@@ -888,30 +887,30 @@ def sweep(
     )
 
 
-def _groups(cells: Sequence[SweepRun], keys: Sequence[str], results_by_key: dict[str, RunResult]) -> Iterator[Group]:
+def _groups(cells: Sequence[SweepCell], keys: Sequence[str], results_by_key: dict[str, RunResult]) -> Iterator[Group]:
     """Yield groups of runs that differ only in scenario and repeat.
 
     Groups are in the order of the runs. A row is one scenario over all of its repeats. Differences to the baseline are
     those of the repeats in which every scenario was replayed, if there are two at least.
     """
     numbered = zip(cells, keys, strict=True)
-    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
-        by_plan: dict[Scenario, list[RunResult]] = {}
+    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, scenarios=())):
+        by_scenario: dict[Scenario, list[RunResult]] = {}
         by_repeat: dict[int, list[RunResult]] = {}
         for cell, key in members:
-            by_plan.setdefault(cell.plan, []).append(results_by_key[key])
+            by_scenario.setdefault(cell.scenario, []).append(results_by_key[key])
             by_repeat.setdefault(cell.repeat, []).append(results_by_key[key])
             about = cell.to_json()
         whole = [runs for repeat, runs in by_repeat.items() if repeat and all(FIGURES in run for run in runs)]
         yield Group(
-            about={name: about[name] for name in about if name in request.__slots__ and name != "plans"},
-            rows=tuple(_row(plan, runs) for plan, runs in by_plan.items()),
+            about={name: about[name] for name in about if name in request.__slots__ and name != "scenarios"},
+            rows=tuple(_row(scenario, runs) for scenario, runs in by_scenario.items()),
             differences=compare_runs([run[FIGURES] for runs in whole for run in runs]) if len(whole) >= 2 else None,
         )
 
 
-def _row(plan: Scenario, runs: Sequence[RunResult]) -> SweepRow:
+def _row(scenario: Scenario, runs: Sequence[RunResult]) -> SweepRow:
     found = [run[FIGURES] for run in runs if FIGURES in run]
     reasons = [run[FAILED] for run in runs if FAILED in run]
-    named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
+    named = ", ".join([scenario.policy, scenario.backfill, *(f"{name} {value}" for name, value in scenario.options)])
     return SweepRow.of(found, reasons, named=named)

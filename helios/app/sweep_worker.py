@@ -5,12 +5,20 @@ Dask is optional: only a sweep on Dask imports this module.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from helios.app.history import LoadedHistory
-from helios.app.sweep import RunResult, SweepRun, SweepWorker
+
+
+class Replayer(Protocol):
+    """Replays cells on one history."""
+
+    def run(self, cell: Any) -> Any:
+        """Replay a cell."""
+        ...
 
 
 class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
@@ -19,14 +27,16 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
     Workers that join later get it too. Without it the history would be sent with every cell.
     """
 
-    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
+    def __init__(
+        self, history: LoadedHistory, fingerprint: str, make_replayer: Callable[[LoadedHistory], Replayer]
+    ) -> None:
         self.name = plugin_name(fingerprint)
-        self._history = history
-        self.worker: SweepWorker | None = None
+        self._history, self._make_replayer = history, make_replayer
+        self.replayer: Replayer | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
         """Prepare the shared data."""
-        self.worker = SweepWorker(self._history)
+        self.replayer = self._make_replayer(self._history)
 
 
 def plugin_name(fingerprint: str) -> str:
@@ -34,10 +44,9 @@ def plugin_name(fingerprint: str) -> str:
     return f"helios-history-{fingerprint}"
 
 
-def replay_on_worker(cell: SweepRun, fingerprint: str) -> RunResult:
+def replay_on_worker(cell: Any, fingerprint: str) -> Any:
     """Replay a cell on the Dask worker that runs this."""
     plugin: Any = get_worker().plugins.get(plugin_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
-    result: RunResult = plugin.worker.run(cell)
-    return result
+    return plugin.replayer.run(cell)

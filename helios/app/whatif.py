@@ -46,14 +46,22 @@ MOST_SIDE_BY_SIDE = 1_000_000
 """Jobs of all replays together that share a training at once, .7 kB each."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
+PROBES_S = (1.0, 1e3, 1e7)
+"""Run times at which an order must be a straight line, s."""
+EVENTS_PER_PREDICTION = 100
+"""Events that a prediction counts as in the budget of a call."""
+_REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfRequest:
     """What to replay, and on which machine.
 
+    Every what-if takes it; those that choose their replays themselves take no scenarios.
+
     Attributes
     ----------
-    plans : sequence of Scenario
+    scenarios : sequence of Scenario
         The replays to make.
     since, until : datetime, optional
         Jobs submitted in [since, until) are replayed and counted; the predictor learns from earlier ones.
@@ -73,7 +81,7 @@ class WhatIfRequest:
         Seed of training, of random placement and of repeats.
     """
 
-    plans: Sequence[Scenario]
+    scenarios: Sequence[Scenario] = ()
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
@@ -127,31 +135,33 @@ def whatif(
     taught = train_predictor(history, setup, request, progress)
     found, said, interrupted = dict[Scenario, Run](), list[str](), False
     try:
-        for plan in request.plans:
-            if not plan.uses_predictions:
-                found[plan] = to_run(plan, setup, None, progress, request=request)
-        for plans in _group_by_training(request.plans, jobs=len(setup.before) + len(setup.workload)):
-            runs, notes = _replay_side_by_side(plans, setup, taught, request, progress)
+        for scenario in request.scenarios:
+            if not scenario.uses_predictions:
+                found[scenario] = to_run(scenario, setup, None, progress, request=request)
+        for scenarios in _group_by_training(request.scenarios, jobs=len(setup.before) + len(setup.workload)):
+            runs, notes = _replay_side_by_side(scenarios, setup, taught, request, progress)
             found |= runs
             said += notes
     except KeyboardInterrupt:
         if not found or not keeps_finished:
             raise
         interrupted = True
-        said.append(f"Interrupted: {len(found)} of {len(request.plans)} replays were made, and only these are shown.")
-    made = [found[plan] for plan in request.plans if plan in found]
+        said.append(
+            f"Interrupted: {len(found)} of {len(request.scenarios)} replays were made, and only these are shown."
+        )
+    made = [found[scenario] for scenario in request.scenarios if scenario in found]
     return replace(answer_request(history, request, setup, runs=made, said=said), interrupted=interrupted)
 
 
-def _group_by_training(plans: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
+def _group_by_training(scenarios: Sequence[Scenario], *, jobs: int) -> Iterator[Sequence[Scenario]]:
     """Yield the scenarios with predictions that share their trainings, each once."""
     at_once = max(MOST_SIDE_BY_SIDE // jobs, 1)
-    asking = [plan for plan in dict.fromkeys(plans) if plan.uses_predictions]
+    asking = [scenario for scenario in dict.fromkeys(scenarios) if scenario.uses_predictions]
     yield from (asking[first : first + at_once] for first in range(0, len(asking), at_once))
 
 
 def _replay_side_by_side(
-    plans: Sequence[Scenario],
+    scenarios: Sequence[Scenario],
     setup: ReplaySetup,
     taught: DurationModel | None,
     request: WhatIfRequest,
@@ -161,19 +171,20 @@ def _replay_side_by_side(
 
     The second value says who predicted.
     """
-    shared = SharedTraining(len(plans)) if len(plans) > 1 else None
+    shared = SharedTraining(len(scenarios)) if len(scenarios) > 1 else None
     # One replay of each backfill describes its jobs, in case it does not keep up with the others.
-    described = {plan.backfill: number for number, plan in reversed(list(enumerate(plans)))}
+    described = {scenario.backfill: number for number, scenario in reversed(list(enumerate(scenarios)))}
     predictors = [
-        predictor_for(setup, taught, request, shared=shared, describes=described[plan.backfill] == number)
-        for number, plan in enumerate(plans)
+        predictor_for(setup, taught, request, shared=shared, describes=described[scenario.backfill] == number)
+        for number, scenario in enumerate(scenarios)
     ]
     if shared is None:
         runs = [
-            to_run(plan, setup, one, progress, request=request) for plan, one in zip(plans, predictors, strict=True)
+            to_run(scenario, setup, one, progress, request=request)
+            for scenario, one in zip(scenarios, predictors, strict=True)
         ]
-        return dict(zip(plans, runs, strict=True)), describe_sources(predictors[0])
-    if any(plan.needs_own_order for plan in plans):
+        return dict(zip(scenarios, runs, strict=True)), describe_sources(predictors[0])
+    if any(scenario.needs_own_order for scenario in scenarios):
         setup.own_order  # noqa: B018 - once, before the threads ask for it
 
     def one(number: int) -> Run:
@@ -181,18 +192,18 @@ def _replay_side_by_side(
         tell = progress if number == 0 else no_progress
         try:
             return to_run(
-                plans[number],
+                scenarios[number],
                 setup,
                 predictors[number],
-                lambda _, done: tell(f"Replaying {len(plans)} orders with predictions", done),
+                lambda _, done: tell(f"Replaying {len(scenarios)} orders with predictions", done),
                 request=request,
             )
         except BaseException:
             shared.abort()
             raise
 
-    with ThreadPoolExecutor(len(plans)) as threads:
-        replays = [threads.submit(one, number) for number in range(len(plans))]
+    with ThreadPoolExecutor(len(scenarios)) as threads:
+        replays = [threads.submit(one, number) for number in range(len(scenarios))]
         try:
             wait_for(replays)
         except BaseException:  # such as an interruption: else all would be replayed to the end
@@ -203,7 +214,7 @@ def _replay_side_by_side(
         if error is not None and not isinstance(error, BrokenBarrierError):
             raise error
     runs = [replay.result() for replay in replays]
-    return dict(zip(plans, runs, strict=True)), [note for one in predictors for note in describe_sources(one)]
+    return dict(zip(scenarios, runs, strict=True)), [note for one in predictors for note in describe_sources(one)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +298,7 @@ def answer_request(
     return WhatIf(
         cluster=history.cluster,
         capacity=history.capacity,
+        recorded_wait_s=recorded_waits(setup.machine.jobs[setup.counted]),
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -299,6 +311,14 @@ def answer_request(
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
+
+
+def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
+    """Return the recorded wait of each job, s, NaN where unknown."""
+    eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
+    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
@@ -402,7 +422,7 @@ def train_predictor(
 
     None where no scenario needs one, or too few jobs had ended. Then the predictor learns only during the replay.
     """
-    if not any(plan.uses_predictions for plan in request.plans):
+    if not any(scenario.uses_predictions for scenario in request.scenarios):
         return None
     if request.since is None:
         return None
@@ -474,7 +494,7 @@ def describe_sources(predictor: ReplayTrainedPredictor | None) -> list[str]:
 
 
 def to_run(
-    plan: Scenario,
+    scenario: Scenario,
     setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
@@ -485,8 +505,8 @@ def to_run(
 
     ``request`` gives the placement, the planning and the seed.
     """
-    result = replay_scenario(plan, setup, predictor, progress, request=request)
-    return measure(setup, result.started_s, result.ended_s, bound_s=result.bound_s, **plan.parts)
+    result = replay_scenario(scenario, setup, predictor, progress, request=request)
+    return measure(setup, result.started_s, result.ended_s, bound_s=result.bound_s, **scenario.parts)
 
 
 def measure(
@@ -544,7 +564,7 @@ def measured_run(
 
 
 def replay_scenario(
-    plan: Scenario,
+    scenario: Scenario,
     setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
@@ -556,31 +576,31 @@ def replay_scenario(
 
     ``request`` gives the placement, the planning and the seed. ``watch`` traces one of its jobs.
     """
-    request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
-    source = f", {plan.published_estimates}" if plan.published_estimates else ""
-    setup_name = f"Replaying {plan.policy}, {plan.backfill}{source}"
+    request, workload = request or WhatIfRequest(scenarios=(scenario,)), setup.workload
+    source = f", {scenario.published_estimates}" if scenario.published_estimates else ""
+    setup_name = f"Replaying {scenario.policy}, {scenario.backfill}{source}"
     progress(setup_name, 0.0)
     # Where the order or backfill uses predictions, the predictor gives them during the replay.
     estimate_s: NDArray[np.int64] | None = workload.run_time_s
-    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
+    if scenario.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         estimate_s = None
-    elif plan.estimates is RunTimes.LIMIT:
+    elif scenario.estimates is RunTimes.LIMIT:
         estimate_s = setup.limit_s
-    elif isinstance(plan.estimates, int):
-        estimate_s = np.full(len(workload), plan.estimates, dtype=np.int64)
+    elif isinstance(scenario.estimates, int):
+        estimate_s = np.full(len(workload), scenario.estimates, dtype=np.int64)
     again_s = AGAIN_S if request.predict_again_s is None else request.predict_again_s
     result = replay(
         workload,
         setup.machine.shape,
-        backfill=plan.backfill,
-        preemptive=plan.policy is Policy.SRTF,
-        run_time_s=None if plan.run_times is RunTimes.PREDICTED else plan.true_run_time_s(workload.run_time_s),
+        backfill=scenario.backfill,
+        preemptive=scenario.policy is Policy.SRTF,
+        run_time_s=None if scenario.run_times is RunTimes.PREDICTED else scenario.true_run_time_s(workload.run_time_s),
         estimate_s=estimate_s,
         predictor=predictor,
-        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
+        plan_quantile=None if scenario.estimates is RunTimes.EXPECTED else request.plan_quantile,
         predict_again_s=(again_s or None) if predictor else None,
-        **plan.rules(
-            setup.own_order if plan.needs_own_order else None, node=int(setup.machine.shape.gpus_per_node.max())
+        **scenario.rules(
+            setup.own_order if scenario.needs_own_order else None, node=int(setup.machine.shape.gpus_per_node.max())
         ),
         placement=request.placement,
         seed=request.seed,
@@ -590,13 +610,6 @@ def replay_scenario(
     )
     progress(setup_name, 1.0)
     return result
-
-
-PROBES_S = (1.0, 1e3, 1e7)
-"""Run times at which an order must be a straight line, s."""
-EVENTS_PER_PREDICTION = 100
-"""Events that a prediction counts as in the budget of a call."""
-_REACHED, _OUT_OF_BUDGET, _ATTEND = range(3)
 
 
 @dataclass(frozen=True, eq=False)

@@ -141,7 +141,7 @@ def whatif(
             first_s, after_s = history.record.begin_s, history.record.end_s
             begin, end = _window(since, until, history.timezone, first_s, after_s)
             replay = WhatIfRequest(
-                plans=(),
+                scenarios=(),
                 since=begin,
                 until=end,
                 placement=Placement(placement),

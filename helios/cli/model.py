@@ -277,19 +277,16 @@ def evaluate(
 
     The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
     hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then it compares
-    one replay with each predictor, FIFO, which a Slurm site has today, and the order by true run times, all with EASY
+    one replay with each predictor, plain FIFO, and the order by true run times, all with EASY
     backfill.
     """
     if train_until is not None and test_fraction is not None:
         raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
-    from helios.app.order_check import (  # noqa: PLC0415 - numba and LightGBM; the other commands need none
-        ReplayTarget,
-        refuse_few,
-        value_or_reason,
-    )
+    from helios.app.order_check import refuse_few, value_or_reason  # noqa: PLC0415 - numba and LightGBM
     from helios.app.record import complete_part  # noqa: PLC0415 - as above
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
 
     if value and draws:
         refuse_few(draws)
@@ -308,8 +305,8 @@ def evaluate(
         evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
-            target = ReplayTarget(**machine.request_fields(settings, history.capacity), draws=draws)
-            worth = value_or_reason(history, target, model=evaluation.model, **split)
+            request = WhatIfRequest(**machine.request_fields(settings, history.capacity))
+            worth = value_or_reason(history, request, draws=draws, model=evaluation.model, **split)
     print_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
@@ -338,7 +335,8 @@ def explain_(
     Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
     that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
-    from helios.app.explain import explain_prediction, live_snapshot_reader, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain import explain_prediction, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
+    from helios.app.operations import live_snapshot_reader  # noqa: PLC0415 - as above
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings

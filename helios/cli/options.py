@@ -286,7 +286,7 @@ class ReplayOptions:
         return _given_options(*given)
 
     def request_fields(self, settings: Settings) -> dict[str, Any]:
-        """Return the resource, the jobs and the seed as a what-if request names them."""
+        """Return resource, jobs and seed as a what-if request names them."""
         skip = self.oversized is Oversized.SKIP
         return {"resource": self.resource, "skip_oversized": skip, "seed": settings.model.seed}
 

@@ -69,8 +69,8 @@ from helios.ports import Progress, Service
 from helios.report.history import describe
 from helios.report.significance import Differences, has_no_waits
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
-from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
+from helios.report.whatif_tables import differences_table, whatif_table
 from helios.services.qssf import OrderRule, Qssf
 from helios.services.registry import build, checked_options, domain_of
 
@@ -267,7 +267,7 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
 
 
 def all_cores() -> int:
-    """Return the number of cores that this process may use, or 1 without Dask."""
+    """Return how many cores this process may use, 1 without Dask."""
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
         print_message(
@@ -360,8 +360,8 @@ def simulate_(
     """Replay a cluster's jobs with services acting, and compare the waits.
 
     It runs the code of the services that act live, with the same guards. The replay begins with an empty cluster, and
-    run times are predicted from the jobs that had ended by then. It is compared with two baselines: the order that the
-    site has today, and fewest GPUs first, which needs no model. Nothing touches a cluster.
+    run times are predicted from the jobs that had ended by then. It is compared with two baselines: plain FIFO
+    with EASY backfill, and fewest GPUs first, which needs no model. Nothing touches a cluster.
 
     Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
     """
@@ -371,7 +371,7 @@ def simulate_(
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
-            plans=(),
+            scenarios=(),
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),

@@ -278,7 +278,7 @@ def nightly(
     recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
     json: AsJson = False,
 ) -> None:
-    """Write the report of a day as HTML page, text and mail.
+    """Write the report of a day as HTML page and mail.
 
     The mail holds the text, with the page attached, and is ready for sendmail -t.
     """
@@ -296,7 +296,7 @@ def nightly(
     if json:
         show_json(asdict(report))
         return
-    print_lines([report.subject, *(str(path) for path in (report.page, report.text, report.mail))])
+    print_lines([report.subject, *(str(path) for path in (report.page, report.mail))])
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:

@@ -274,7 +274,8 @@ def try_(
     Example: helios try --days 10 --folder /tmp/helios-try
     """
     from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
-    from helios.report.tables import evaluation_table, whatif_table  # noqa: PLC0415 - as above
+    from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
+    from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
         trial = run_demo(folder, profile=profile, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress)

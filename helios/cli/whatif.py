@@ -116,7 +116,7 @@ def whatif_(
 
     First it says, over --draws draws of the window, which order Helios should run live: its default (qssf), size, or
     the site's own. Then one replay says who would wait shorter and who longer. Without --policy, --backfill and
-    --estimates it replays a default set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict
+    --estimates it replays a default set: plain FIFO with EASY backfill by time limits, strict
     FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
     the true run times. With --frontier it shows the settings between a short mean and a short longest wait. Nothing
     touches a cluster.
@@ -146,7 +146,7 @@ def whatif_(
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
-            plans=chosen,
+            scenarios=chosen,
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
@@ -212,9 +212,9 @@ def explain_in_replay(
 ) -> None:
     """Say why one job waited in a replay.
 
-    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is what a Slurm site has
-    today (FIFO with EASY backfill by time limits). With another policy, it also shows when the job would have started
-    in today's order. For a job that waits now, use helios why.
+    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is plain FIFO
+    with EASY backfill by time limits. With another policy, it also shows when the job would have started in that order.
+    For a job that waits now, use helios why.
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
     from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
@@ -223,14 +223,14 @@ def explain_in_replay(
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
-    plans = scenarios(
+    chosen = scenarios(
         policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
     )
     with progress_bars() as progress:
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
         request = WhatIfRequest(
-            plans=with_options(plans, option or []),
+            scenarios=with_options(chosen, option or []),
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
@@ -283,12 +283,11 @@ def slurm(
 
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
-    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.slurm_whatif import slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli.replays import requested_services, write_whatif  # noqa: PLC0415 - as above
-    from helios.report.tables import (  # noqa: PLC0415 - as above
-        fidelity_table,
-        whatif_table,
-    )
+    from helios.report.tables import fidelity_table  # noqa: PLC0415 - as above
+    from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
     from helios.slurm.gpu_nodes import site_gpus  # noqa: PLC0415 - as above
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
@@ -302,17 +301,22 @@ def slurm(
     with progress_bars() as progress:
         nodes = site_gpus(site.nodes, site.partitions, source=slurm_conf.name)
         history = described(source.read(progress, site=nodes), settings=chosen, window=window)
-        request = SlurmWhatIfRequest(
-            site=site,
-            otherwise=otherwise,
-            changed=", ".join(changes),
+        request = WhatIfRequest(
             **window.request_fields(history),
-            site_factor_most=chosen.slurm.site_factor_most,
-            most_of_one_user=chosen.control.most_of_one_user,
             default_time_limit_s=chosen.whatif.default_time_limit_s,
             seed=chosen.model.seed,
         )
-        found = slurm_whatif(history, request, services=services, progress=progress)
+        found = slurm_whatif(
+            history,
+            request,
+            site,
+            otherwise=otherwise,
+            changed=", ".join(changes),
+            services=services,
+            site_factor_most=chosen.slurm.site_factor_most,
+            most_of_one_user=chosen.control.most_of_one_user,
+            progress=progress,
+        )
     print_notes(found.whatif.notes)
     if report is not None:
         write_whatif(report, history, found.whatif)

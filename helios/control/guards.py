@@ -61,6 +61,8 @@ SETTLES = ": one cycle to settle"
 BudgetResult = tuple[Result, str]
 """Result with its reason, which is empty where the change is allowed."""
 ALLOWED: BudgetResult = (Result.DONE, "")
+MOST_SPARE = 48
+"""Nodes that may wake at once beside those that jobs wait for: the most spare nodes of ces (metrics.spare_nodes)."""
 TOO_MANY_MOVING = "as many nodes are on their way as may be"
 
 
@@ -155,6 +157,9 @@ class PowerBudget:
     about_to_fall : collection of str
         Those of ``away`` that the cluster's timer will put to sleep soon. For another sleep, they count as changing
         their power.
+    wanted : int
+        Nodes that pending jobs wait for. So many, and ``MOST_SPARE`` more, may wake at once whatever the limit, as the
+        cluster itself would wake them for these jobs.
     """
 
     def __init__(
@@ -164,12 +169,15 @@ class PowerBudget:
         *,
         away: Iterable[str] = (),
         about_to_fall: Collection[str] = (),
+        wanted: int = 0,
     ) -> None:
         asleep = set(away)
         self._about_to_fall = len(about_to_fall)
         self._settings = settings
-        self._left = max(1, _share(settings.most_in_transition, len(nodes)))
-        self._left -= sum(node.in_transition for node in nodes.values())
+        most = max(1, _share(settings.most_in_transition, len(nodes)))
+        self._left = most - sum(node.in_transition for node in nodes.values())
+        waking = sum(node.power is NodePower.WAKING for node in nodes.values())
+        self._left_to_wake = max(most, MOST_SPARE + wanted) - waking
         in_service = [node for node in nodes.values() if node.in_service]
         self._serving = Counter(
             kind for node in in_service if node.serves and node.name not in asleep for kind in node.kinds()
@@ -178,11 +186,16 @@ class PowerBudget:
         self._total = Counter(node.pool for node in in_service)
 
     def to_wake(self) -> BudgetResult:
-        """Reserve a power change for one node that wakes."""
-        if self._left <= 0:
+        """Reserve a power change for one node that is woken ahead of need."""
+        if self._left_to_wake <= 0:
             return Result.POSTPONED, TOO_MANY_MOVING
         self._left -= 1
+        self._left_to_wake -= 1
         return ALLOWED
+
+    def to_revert(self) -> BudgetResult:
+        """Reserve a power change for one node that Helios gives back."""
+        return self.to_wake() if self._left > 0 else (Result.POSTPONED, TOO_MANY_MOVING)
 
     def to_sleep(self, node: ObservedNode) -> BudgetResult:
         """Reserve a power change and a sleeping node for ``node``."""
@@ -207,7 +220,7 @@ def bound_power_changes(
 ) -> tuple[dict[str, list[Change[str]]], dict[str, list[NodeOutcome]]]:
     """Divide changes of nodes into those within a budget and the others.
 
-    Wakes of all services come before any sleep. Replays use it as live cycles do.
+    Wakes of all services come before any sleep. It is pure, so that replays can bound changes as a live cycle does.
 
     Parameters
     ----------
@@ -613,7 +626,7 @@ def _node_refusal(change: Change[str], context: NodeCycleContext, mode: ServiceM
         return Result.REFUSED, _refuse_keep_awake(context)
     node = context.nodes[change.target]
     if change.value == AWAKE:
-        return _refuse_wake(node, context)
+        return _refuse_wake(node)
     return Result.REFUSED, _refuse_sleep(node, context)
 
 
@@ -637,17 +650,13 @@ def _refuse_keep_awake(context: NodeCycleContext) -> str:
     return "" if context.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
 
 
-def _refuse_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
+def _refuse_wake(node: ObservedNode) -> tuple[Result, str]:
     if node.down:
         return Result.REFUSED, f"it is {node.state or 'down'}"
     if not node.in_service:  # a node that is only planned or reserved may be woken
         return Result.REFUSED, node.excluded_reason or f"it is {min(node.flags)}"
     if node.power is NodePower.FALLING_ASLEEP:
         return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
-    row = context.applied.real.get((NodeSetting.POWER, node.name))
-    pays_at = row and row.written_at + timedelta(seconds=context.settings.power.payback_s)
-    if pays_at and context.snapshot.taken_at < pays_at and not context.is_wanted(node):
-        return Result.REFUSED, f"asleep too short to pay: not woken ahead of need before {pays_at:%Y-%m-%d %H:%M} UTC"
     return Result.REFUSED, ""
 
 

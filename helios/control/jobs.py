@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from helios.actions import JobSetting, NodeOutcome, Outcome, Result, Revert
-from helios.changes import CHANGED, HIDDEN, NO_RECORD, Change, Key, RequestedChanges, to_job_actions, to_job_changes
+from helios.actions import JobSetting, NodeOutcome, Outcome, Result
+from helios.changes import (
+    CHANGED,
+    HIDDEN,
+    NO_RECORD,
+    NOTHING,
+    Change,
+    Key,
+    RequestedChanges,
+    revert_job,
+    to_job_changes,
+)
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control.cycle import (
@@ -28,7 +38,7 @@ from helios.control.cycle import (
     shadow_intent,
 )
 from helios.control.guards import GuardResult, Preconditions, apply_guards, keep_one_owner, suspension_reasons
-from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
+from helios.control.modes import ServiceMode, cluster_for_mode, describe_mode
 from helios.control.observed import (
     SET_AGAIN,
     AppliedChange,
@@ -251,19 +261,21 @@ class JobDomain:
                 applied={key: row.value for key, row in cycle.applied.shadow.items()},
                 tolerance=self.tolerance,
             )
-        asked = list(changes.values())
+        orders = [change for change in changes.values() if change.setting is JobSetting.ORDER]
+        limits = [change for change in changes.values() if change.setting is JobSetting.SOFT_LIMIT]
+        asked = [*sorted(orders, key=lambda change: (change.partition, -change.value)), *limits]
         for place, change in enumerate(asked):
             if change.key in self.disputed:
                 read = self.jobs[change.target].value(change.setting)
                 found = f"{describe_mode(change.setting, read)} was found instead of what Helios had set"
                 asked[place] = replace(change, reason=f"{change.reason}; set again, once: {found}")
-        actions = [*to_job_actions(asked), *_reverts(reversions)]
-        if not actions or cluster is None:
+        asked += _reverts(reversions)
+        if not asked or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for outcome in cluster.apply(actions):
+        for outcome in cluster.apply(asked):
             sent, row = changes.get((outcome.setting, outcome.job_id)), None
             if active is not None and sent and not self.tolerance.is_nothing(sent.setting, sent.value):
                 after = outcome.after or describe_mode(sent.setting, sent.value)
@@ -417,7 +429,7 @@ def release(
     holder : str
         Name of the caller. The lease is taken for the audit if it is free, and released.
     hidden : bool
-        As in ``Revert``.
+        Whether to revert also what the cluster hides, as ``unseen`` of a ``Change``.
     """
     result = revert_jobs(cluster, reason, hidden=hidden)
     audit = release_entries(result, now=now, reason=reason)
@@ -443,7 +455,8 @@ def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> Relea
     outcomes: dict[Key, Outcome] = {}
     try:
         for _ in range(ROUNDS):
-            if not add_round(outcomes, cluster.apply([Revert(reason=reason, hidden=hidden)])):
+            everything = [revert_job(setting, reason=reason, unseen=hidden) for setting in JobSetting]
+            if not add_round(outcomes, cluster.apply(everything)):
                 break
         snapshot = cluster.snapshot()
     except HeliosError as error:
@@ -515,8 +528,14 @@ def _implies_no_change(requested: RequestedChanges[float] | None, key: Key, job:
     return job.partition in requested.partitions if key[0] is JobSetting.ORDER else "SoftLimit" in requested.kinds
 
 
-def _reverts(reversions: Iterable[Reversion]) -> list[Revert]:
+def _reverts(reversions: Iterable[Reversion]) -> list[Change[float]]:
+    """Return the changes that revert.
+
+    Those with the same setting and reason stand side by side.
+    """
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for reversion in reversions:
         grouped.setdefault((JobSetting(reversion.key[0]), reversion.why), []).append(reversion.key[1])
-    return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]
+    return [
+        revert_job(setting, job_id, reason=why) for (setting, why), job_ids in grouped.items() for job_id in job_ids
+    ]

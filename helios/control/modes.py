@@ -11,28 +11,25 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from helios.actions import (
-    JobAction,
-    JobSetting,
-    KeepAwake,
-    NodeAction,
-    NodeOutcome,
-    NodeSetting,
-    Outcome,
-    PowerDown,
-    PowerUp,
-    Result,
-    Revert,
-    RevertNodes,
+from helios.actions import JobSetting, NodeOutcome, NodeSetting, Outcome, Result
+from helios.changes import (
+    AWAKE,
+    LIST,
+    NOTHING,
+    Change,
+    Key,
+    Setting,
+    each_job,
+    join_names,
+    nodes_named,
 )
-from helios.changes import AWAKE, Change, Key, Setting, to_job_actions, to_job_changes, to_node_changes
 from helios.control.observed import AppliedChange, PendingJob, Tolerance, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
-NOTHING: dict[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
-"""Values of a job that Helios has not changed."""
+UNTOUCHED: Mapping[Setting, str] = {NodeSetting.POWER: AWAKE}
+"""Values of a node that Helios has not changed."""
 
 _UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE}
 """Values of a node that Helios has not changed."""
@@ -128,42 +125,34 @@ class ShadowCluster:
     applied: Mapping[Key, float]
     tolerance: Tolerance
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Return the outcome for each job without any change."""
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Return the outcome of each change without making it."""
         jobs = pending_jobs(self.snapshot())
-        reverts = [action for action in actions if isinstance(action, Revert)]
-        changes = [change for action in actions for change in to_job_changes([action]).changes]
+        single = each_job(
+            changes,
+            pending=lambda: dict.fromkeys(job_id for _, job_id in self.applied),
+            is_set=lambda setting, job_id: (setting, job_id) in self.applied,
+        )
         return [
-            *(self._shadow_outcome(change, jobs.get(change.target)) for change in changes),
-            *(outcome for revert in reverts for outcome in self._shadow_reverts(revert)),
+            self._shadow_outcome(change, jobs.get(change.target))
+            for change in single
+            if not change.is_revert or change.key in self.applied
         ]
 
     def _shadow_outcome(self, change: Change[float], job: PendingJob | None) -> Outcome:
+        before = self.applied.get(change.key, NOTHING[change.setting])
+        words = {
+            "before": describe_mode(change.setting, before),
+            "after": describe_mode(change.setting, change.value),
+        }
+        if change.is_revert:
+            return change.outcome(Result.WOULD, **words)
         if job is None:
             return change.outcome(Result.GONE, "no longer pending")
         if job.excluded_reason:
             return change.outcome(Result.REFUSED, job.excluded_reason)
-        before = self.applied.get(change.key, NOTHING[change.setting])
         same = self.tolerance.same(change.setting, asked=change.value, read=before)
-        outcome = change.outcome(Result.UNCHANGED if same else Result.WOULD)
-        return replace(
-            outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
-        )
-
-    def _shadow_reverts(self, revert: Revert) -> list[Outcome]:
-        return [
-            Outcome(
-                action="Revert",
-                setting=JobSetting(setting),
-                job_id=job_id,
-                result=Result.WOULD,
-                reason=revert.reason,
-                before=describe_mode(setting, before),
-                after=describe_mode(setting, NOTHING[setting]),
-            )
-            for (setting, job_id), before in self.applied.items()
-            if revert.setting in {None, setting} and (revert.job_ids is None or job_id in revert.job_ids)
-        ]
+        return change.outcome(Result.UNCHANGED if same else Result.WOULD, **words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +170,12 @@ class CanaryCluster:
         """Return a snapshot of the whole cluster."""
         return self.cluster.snapshot()
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions on jobs of the canary, and refuse the others."""
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply changes of jobs of the canary, and refuse the others."""
         inside = {job_id for job_id, job in pending_jobs(self.read_snapshot()).items() if self.mode.covers(job)}
-        changes = [change for action in actions for change in to_job_changes([action]).changes]
-        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.target not in inside]
-        reverts = [_within(action, inside) for action in actions if isinstance(action, Revert)]
-        allowed = [*to_job_actions([change for change in changes if change.target in inside]), *reverts]
+        single = list(each_job(changes, pending=lambda: sorted(inside), is_set=lambda *_: True))
+        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in single if change.target not in inside]
+        allowed = [change for change in single if change.target in inside]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
@@ -196,11 +184,6 @@ def describe_mode(setting: Setting, value: float) -> str:
     if setting is JobSetting.ORDER:
         return f"urgency {value:.3g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
-
-
-def _within(revert: Revert, inside: set[str]) -> Revert:
-    named = sorted(inside) if revert.job_ids is None else [job_id for job_id in revert.job_ids if job_id in inside]
-    return replace(revert, job_ids=tuple(named))
 
 
 def _hundredth(name: str) -> int:
@@ -245,38 +228,24 @@ class ShadowNodes:
     snapshot: Callable[[], Snapshot]
     applied: Mapping[Key, AppliedChange]
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Return the outcome for each node without any change."""
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Return the outcome of each change without making it."""
         nodes = observed_nodes(self.snapshot())
-        changes = to_node_changes(actions).changes
-        reverts = [action for action in actions if isinstance(action, RevertNodes)]
         return [
-            *(self._shadow_outcome(change, known=not change.target or change.target in nodes) for change in changes),
-            *(outcome for revert in reverts for outcome in self._shadow_reverts(revert)),
+            self._shadow_outcome(change, known=not change.target or change.target in nodes)
+            for change in changes
+            if not change.is_revert or change.key in self.applied
         ]
 
     def _shadow_outcome(self, change: Change[str], *, known: bool) -> NodeOutcome:
+        row = self.applied.get(change.key)
+        before = UNTOUCHED.get(change.setting, "") if row is None else row.value
+        if change.is_revert:
+            return change.outcome(Result.WOULD, before=before, after=change.value or AWAKE)
         if not known:
             return change.outcome(Result.GONE, "no such node")
-        row = self.applied.get(change.key)
-        before = _UNTOUCHED.get(change.setting, "") if row is None else row.value
         result = Result.UNCHANGED if before == change.value else Result.WOULD
         return change.outcome(result, before=before, after=change.value)
-
-    def _shadow_reverts(self, revert: RevertNodes) -> list[NodeOutcome]:
-        return [
-            NodeOutcome(
-                action="RevertNodes",
-                setting=revert.setting,
-                node=node,
-                result=Result.WOULD,
-                reason=revert.reason,
-                before=self.applied[revert.setting, node].value,
-                after=own or AWAKE,
-            )
-            for node, own in revert.own
-            if (revert.setting, node) in self.applied
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,27 +263,24 @@ class CanaryNodes:
         """Return a snapshot of the whole cluster."""
         return self.cluster.snapshot()
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions on nodes of the canary, and refuse the others."""
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply changes of nodes of the canary, and refuse the others."""
         inside = {
             node.name
             for node in observed_nodes(self.read_snapshot()).values()
             if self.mode.reaches(node.name, partitions=node.partitions)
         }
-        changes = to_node_changes(actions).changes
         refused = [
             change.outcome(Result.REFUSED, OUTSIDE)
             for change in changes
             if change.target and change.target not in inside
         ]
-        allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
+        allowed = [_list_within(change, inside) for change in changes if not change.target or change.target in inside]
         return [*refused, *(self.cluster.steer(allowed) if allowed else [])]
 
 
-def _nodes_within(action: NodeAction, inside: set[str]) -> NodeAction | None:
-    if isinstance(action, PowerDown | PowerUp):
-        return action if action.node in inside else None
-    if isinstance(action, KeepAwake):
-        return replace(action, nodes=tuple(node for node in action.nodes if node in inside))
-    own = tuple((node, had) for node, had in action.own if not node or node in inside)
-    return replace(action, own=own) if own else None
+def _list_within(change: Change[str], inside: set[str]) -> Change[str]:
+    """Return a keep-awake list with the nodes of the canary alone."""
+    if change.key != LIST or change.is_revert:
+        return change
+    return replace(change, value=join_names(inside.intersection(nodes_named(change.value))))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from helios.actions import NodeAction, NodeOutcome, NodeSetting, Outcome, Result, RevertNodes
+from helios.actions import NodeOutcome, NodeSetting, Outcome, Result
 from helios.changes import (
     ASLEEP,
     AWAKE,
@@ -27,8 +27,8 @@ from helios.changes import (
     RequestedChanges,
     join_names,
     nodes_named,
+    revert_node,
     sleeps,
-    to_node_actions,
     to_node_changes,
 )
 from helios.choices import Domain
@@ -65,6 +65,8 @@ from helios.control.observed import (
     AppliedChanges,
     ObservedNode,
     Undo,
+    delayed_submissions,
+    nodes_wanted,
     observed_nodes,
     partitions_wanted,
     same_list,
@@ -174,9 +176,10 @@ class NodeDomain:
         cycle.audit.notes.extend(update.notes)
         if update.memory.protected:
             cycle.audit.notes.append(f"{update.memory.protected}; to end it: helios power clear")
-        self.activity.memory = update.memory
+        delayed = delayed_submissions(context.snapshot, context.nodes)
+        self.activity.memory = update.memory.with_delayed(delayed, context.snapshot.taken_at)
         cycle.applied = cycle.known = update.applied
-        self._context = replace(context, memory=update.memory, applied=update.applied)
+        self._context = replace(context, memory=self.activity.memory, applied=update.applied)
         return reasons
 
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
@@ -199,8 +202,9 @@ class NodeDomain:
         draft.assign_services(writers, results, context.applied.real)
         # Nodes that the cluster's own timer may put to sleep. It is off where Helios puts nodes to sleep itself.
         may_sleep = {node.name for node in context.nodes.values() if context.only_lists and not node.kept_awake}
+        wanted = nodes_wanted(context.snapshot)
         budget = PowerBudget(
-            context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._nodes_soon_asleep()
+            context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._nodes_soon_asleep(), wanted=wanted
         )
         reversions, waiting = self._due_reversions(cycle, writers, budget)
         draft.apply_budget(writers, budget, without={reversion.key for reversion in reversions})
@@ -209,7 +213,7 @@ class NodeDomain:
             if active.is_shadow:
                 draft.assign_services([active], results, {})
                 away = (would_sleep & set(context.nodes)) | may_sleep
-                draft.apply_budget([active], PowerBudget(context.nodes, self.settings.power, away=away))
+                draft.apply_budget([active], PowerBudget(context.nodes, self.settings.power, away=away, wanted=wanted))
         postpone_beyond(
             max_writes - len(reversions),
             draft.send,
@@ -236,20 +240,20 @@ class NodeDomain:
         changes: dict[Key, Change[str]] = {}
         if active is None:
             cluster: NodeCluster | None = self.cluster
-            actions: list[NodeAction] = [*_reverts(plan.reversions)]
+            asked = _reverts(plan.reversions)
         else:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
             context = self.context
             cluster = node_cluster_for_mode(
                 active.mode, self.cluster, read_snapshot=lambda: context.snapshot, applied=context.applied.shadow
             )
-            actions = self._actions(plan, active, list(changes.values()))
-        if not actions or cluster is None:
+            asked = self._in_write_order(plan, active)
+        if not asked or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for answer in cluster.steer(actions):
+        for answer in cluster.steer(asked):
             change = changes.get((answer.setting, answer.node))
             row = None if active is None or change is None else self._applied_after(cycle, change, active, answer)
             applied.append((answer, row))
@@ -324,7 +328,7 @@ class NodeDomain:
                 continue
             node = self.context.nodes.get(row.target)
             if row.setting is NodeSetting.POWER and (
-                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_wake()[1]
+                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or budget.to_revert()[1]
             ):
                 waiting.append(row.key)
             else:
@@ -388,11 +392,20 @@ class NodeDomain:
                 real[reversion.key] = replace(cycle.applied.real[reversion.key], value=AWAKE)
         return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
 
-    def _actions(self, plan: ReconcilePlan, active: ActiveService, changes: list[Change[str]]) -> list[NodeAction]:
-        if active.is_shadow:
-            reversions = [reversion for reversion in plan.shadow_reversions if reversion.service == active.name]
-            return [*to_node_actions(changes, own={}), *_reverts(reversions)]
-        return to_node_actions(changes, own=self.context.applied.own_values())
+    def _in_write_order(self, plan: ReconcilePlan, active: ActiveService) -> list[Change[str]]:
+        """Return a service's changes, wakes first and sleeps last.
+
+        The keep-awake list has the site's own list where Helios has recorded it.
+        """
+        own = {} if active.is_shadow else self.context.applied.own_values()
+        changes = [
+            replace(change, own=own.get(LIST)) if change.key == LIST else change
+            for change in sorted(
+                plan.send.get(active.name, ()), key=lambda change: (sleeps(change), change.key == LIST)
+            )
+        ]
+        mine = [reversion for reversion in plan.shadow_reversions if reversion.service == active.name]
+        return [*changes, *_reverts(mine if active.is_shadow else [])]
 
     def _applied_after(
         self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
@@ -674,13 +687,18 @@ def _is_applied(row: AppliedChange, node: ObservedNode | None, keep_awake: str |
     return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
 
 
-def _reverts(reversions: Iterable[Reversion]) -> list[RevertNodes]:
-    """Return the actions that revert ``reversions``, wakes first."""
-    grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
+def _reverts(reversions: Iterable[Reversion]) -> list[Change[str]]:
+    """Return the changes that revert, wakes first.
+
+    Those with the same setting and reason stand side by side.
+    """
+    grouped: dict[tuple[NodeSetting, str], list[Change[str]]] = {}
     for reversion in reversions:
-        grouped.setdefault((NodeSetting(reversion.key[0]), reversion.why), []).append((reversion.key[1], reversion.own))
+        setting, node = NodeSetting(reversion.key[0]), reversion.key[1]
+        change = revert_node(setting, node, reversion.own, reason=reversion.why)
+        grouped.setdefault((setting, reversion.why), []).append(change)
     ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
-    return [RevertNodes(setting=setting, own=tuple(own), reason=why) for (setting, why), own in ranked]
+    return [change for _, changes in ranked for change in changes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -305,7 +305,7 @@ def run(tasks: DaemonOperations, *, settings: Settings, nightly: bool, environme
 
 
 def start_logs(form: Literal["text", "json"], *, stream: TextIO, level: int = logging.INFO) -> None:
-    """Send all logs to ``stream`` in the chosen form, instead of an earlier one."""
+    """Send all logs to ``stream`` in the chosen form."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -66,7 +66,7 @@ class FileReading:
     not_understood: dict[Reason, str] = field(default_factory=dict)
 
     def remark(self, draft: JobRows, remarks: Mapping[str, Mask]) -> None:
-        """Count rows of ``draft`` that are kept, by the text of a note, with examples."""
+        """Count the kept rows of ``draft`` by note, with examples."""
         kept = draft.results.accepted & ~draft.skipped
         for text, rows in remarks.items():
             places = np.flatnonzero(rows & kept)

@@ -105,7 +105,7 @@ class Runs:
         self._repeated = runs.sort_values("line")
 
     def apply(self, draft: JobRows, *, as_one: bool) -> Mask:
-        """Set the restart numbers of ``draft``, and return the rows whose keys contradict each other.
+        """Set the restart numbers of ``draft`` and return the contradictory rows.
 
         Rows that repeat another one, or that a later one supersedes, are refused. Where several clusters are read
         ``as_one``, jobs with the same id and submission get ids that tell them apart.
@@ -221,7 +221,7 @@ class _Seen:
 
 
 def _restarts(draft: JobRows) -> NDArray[np.float64]:
-    """Return how often each job was started before, 0 where the file does not say."""
+    """Return how often each job was started before, 0 if unknown."""
     found = draft.runs.restarts
     return np.zeros(len(draft.line)) if found is None else np.nan_to_num(found)
 

@@ -388,7 +388,7 @@ def _tres(text: str) -> Tres:
 
 
 def _counted(kinds: Mapping[str, float], untyped: float) -> dict[str, Any]:
-    """Return the GPUs of each type and those without a type as fields of ``Tres``."""
+    """Return GPUs by type and without one as fields of ``Tres``."""
     held = [kind for kind, count in kinds.items() if count]
     parts = {kind: part_of_gpu(kind) for kind in held}
     total = sum(count * (parts.get(kind) or 1.0) for kind, count in kinds.items())
@@ -598,7 +598,7 @@ def _dialect(start: bytes) -> Dialect | None:
 
 
 def _quote_lists(lines: bytes) -> bytes:
-    """Return lines with quotes around TRES lists and bracketed node lists, which hold commas themselves.
+    """Return lines with quotes around lists that hold commas themselves.
 
     ``sacct --delimiter=,`` quotes nothing. Lines of a file that quotes are returned as they are.
     """
@@ -641,7 +641,7 @@ def _times_look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
 
 
 def _look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
-    """Return whether the fields of a repaired row have the forms that their columns demand."""
+    """Return whether a repaired row's fields have the forms of their columns."""
     row = dict(zip(names, fields, strict=True))
     if not all(form.fullmatch(row[name]) for name, form in _FORMS.items() if name in row):
         return False
@@ -763,7 +763,7 @@ class _SacctTranslation(Translation):
         return np.array([np.nan if text is None else gpus_asked(text, nodes=n, tasks=t) for text, n, t in sizes])
 
     def _times_asked(self, old_asked: DistinctColumn[Tres]) -> NDArray[np.float64]:
-        """Return how often each job gets what its ReqGRES lists, NaN where not known."""
+        """Return how often each job gets its ReqGRES, NaN if unknown."""
         each = np.array([entry.per for entry in old_asked.entries])[old_asked.codes]
         nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
         return np.select([each == "NODE", each == "JOB", each == "TASK"], [nodes, 1.0, self.numbers("ntasks")], np.nan)
@@ -776,7 +776,7 @@ class _SacctTranslation(Translation):
         return places(self.reading.site, lists, partitions)
 
     def _count_untyped_slices(self) -> None:
-        """Count GPUs without a type on nodes whose GPUs are MIG slices as these."""
+        """Count untyped GPUs on nodes of MIG slices as such slices."""
         if self.reading.site is None or not self.reading.site.has_slices:
             return
         untyped = self.jobs["gpu_type"].codes < 0
@@ -789,7 +789,7 @@ class _SacctTranslation(Translation):
             self.jobs[name][rows] *= np.nan_to_num(part, nan=1.0)
 
     def _read_run(self, elapsed: NDArray[np.float64]) -> None:
-        """Set start, end and run time, ``elapsed`` being the time that the job worked, s."""
+        """Set start, end and run time from the time worked, s."""
         # For a running job sacct prints the elapsed time so far: only jobs that have ended get an end and a run time.
         start, end = self._time("started_at"), self._time("ended_at")
         over = np.ones(len(self.rows), dtype=np.bool_)

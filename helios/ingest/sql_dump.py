@@ -194,7 +194,7 @@ def _row(names: tuple[str, ...], wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _texts(tokens: pa.Array) -> pa.Array:
-    """Return the values that tokens stand for, null for NULL and for empty texts."""
+    """Return the values of tokens, null for NULL and empty texts."""
     quoted = pc.starts_with(tokens, pattern="'")
     texts = pc.if_else(quoted, pc.utf8_slice_codeunits(tokens, 1, -1), without(tokens, "NULL"))
     odd = pc.match_substring_regex(tokens, r"\\|''.|^_\w+ |^(?:0[xX]|[xX]')[0-9A-Fa-f]")

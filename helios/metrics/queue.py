@@ -108,7 +108,7 @@ def wait(*, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds) -> Seco
 
 
 def mean_by_size(wait_s: Seconds, classes: NDArray[np.int64]) -> dict[str, float | None]:
-    """Return the mean wait of each size class, None where it has no job."""
+    """Return the mean wait of each size class, None without jobs."""
     waits = {name: wait_s[classes == number] for number, name in enumerate(SIZE_CLASSES)}
     return {name: float(np.mean(own_s)) if len(own_s) else None for name, own_s in waits.items()}
 
@@ -178,7 +178,7 @@ def mean_level_over_time(
 
 
 def whole_where_possible(weight: Weights) -> Weights:
-    """Return weights as integers, which are summed without an error, unless one has a fraction."""
+    """Return weights as integers unless one has a fraction."""
     whole = weight.astype(np.int64)
     return whole if np.array_equal(whole, weight) else weight
 

@@ -64,7 +64,7 @@ def ends_s(history: StudyHistory) -> Seconds:
 
 
 def last_alike(history: StudyHistory) -> NDArray[np.int64]:
-    """Return the position of the last alike job that had ended by each submission.
+    """Return the last alike job that had ended by each submission.
 
     It is -1 where there is none.
     """
@@ -193,7 +193,7 @@ def pair_trials(
 
 
 def may_share(history: StudyHistory) -> Flags:
-    """Return the jobs that used one GPU and ran, of requeued jobs the first run."""
+    """Return the first runs of jobs that used one GPU."""
     result: Flags = (history.size == 1) & history.ran & (history.restart == 0)
     return result
 
@@ -266,7 +266,7 @@ def shared_run_times(first_s: Floats, second_s: Floats, gain: float) -> tuple[Fl
 
 
 def _bursts(key: NDArray[np.int64], history: StudyHistory) -> NDArray[np.int64]:
-    """Return the group of each job, of jobs with the same key submitted within minutes.
+    """Return each job's burst of submissions with the same key.
 
     Groups are numbered in the order of their first jobs. A job is in none (-1) without a key, or among too few jobs.
     """

@@ -179,7 +179,7 @@ def frame_kind(name: str, *columns: tuple[str, str, str]) -> FrameKind:
 
 
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
-    """Return times as s since the epoch, to the microsecond, NaN for a missing one."""
+    """Return times as seconds since the epoch, NaN if missing."""
     times_us = times.to_numpy(dtype="datetime64[us]")
     seconds: NDArray[np.float64] = times_us.astype(np.int64) / 1e6
     return np.where(np.isnat(times_us), np.nan, seconds)

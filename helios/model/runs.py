@@ -62,7 +62,7 @@ def number_runs(runs: pd.DataFrame) -> NDArray[np.int32]:
 
 
 def _may_follow(ordered: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which rows but the first may be the next run of the row before."""
+    """Return which rows may be the next run of the row before."""
     submitted, ended, user = (ordered[name].to_numpy() for name in ("submitted", "ended", "user"))
     interrupted, finished = (ordered[name].to_numpy()[:-1] for name in ("interrupted", "finished"))
     has_ended = ended[:-1] != NEVER_US

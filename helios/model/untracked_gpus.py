@@ -44,7 +44,7 @@ class UntrackedGpus:
         self._found: dict[str, set[str]] = {}
 
     def add(self, jobs: pd.DataFrame) -> UntrackedGpus:
-        """Add jobs, with those columns of ``JOBS`` that are known, and return this object."""
+        """Add jobs with the known columns of ``JOBS``, and return this object."""
         lists = [jobs[name].astype("category") for name in _TRES if name in jobs]
         if not lists or self._names_gpus:
             return self

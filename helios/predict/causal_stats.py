@@ -249,7 +249,7 @@ def describe_outcomes(history: Any, events: Any, job: int, now: int, features: A
 
 @inline_jit
 def describe_activity(history: Any, groups: Any, now: int, features: Any) -> None:
-    """Fill in what the user has submitted, and what of it has not ended."""
+    """Fill in the user's submissions, and those that have not ended."""
     user, key = groups[USER], groups[USER_SIZE]
     if user < 0:
         return
@@ -341,7 +341,7 @@ def _share(sums: Any, column: int) -> float:
 
 @inline_jit
 def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
-    """Return mean and variance of a group, shrunk towards those of the wider group."""
+    """Return a group's mean and variance, shrunk towards the wider group's."""
     weight = sums[RUN_WEIGHT] + pseudo
     shrunk = (sums[RUN_SUM] + pseudo * mean) / weight
     spread = sums[_RUN_SQUARES] - 2.0 * shrunk * sums[RUN_SUM] + sums[RUN_WEIGHT] * shrunk * shrunk

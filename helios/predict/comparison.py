@@ -85,11 +85,11 @@ class Versus:
 
     @property
     def ahead(self) -> bool:
-        """Whether the challenger is worse in no score and better in one, even by chance."""
+        """Whether the challenger is nowhere worse and somewhere better, beyond chance."""
         return any(loss < 0 for loss, _ in self._losses().values()) and not self.worse_in
 
     def _losses(self) -> dict[str, tuple[float, bool]]:
-        """Return by how much the challenger is worse, and whether it may be chance."""
+        """Return the challenger's losses, and whether they may be chance."""
         losses = {"log error": (self.error.value, self.error.is_chance)}
         return losses | ({"rank correlation": (-self.rank.value, self.rank.is_chance)} if self.rank else {})
 

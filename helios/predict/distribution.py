@@ -163,7 +163,7 @@ def choose_grid(samples: Any, features: Any, out: Any) -> None:
 
 @inline_jit
 def describe_thresholds(times: Any, samples: Any, features: Any, cdfs: Any, out: Any) -> None:
-    """Fill in the features of m ascending thresholds, the first m columns of ``out``.
+    """Fill in the features of ascending thresholds, a column each.
 
     Each row ascends too. ``cdfs`` is filled in as by :func:`helios.predict.past_runs.distributions`.
     """
@@ -222,7 +222,7 @@ def place_threshold_splits(forest: Any, features: Any, split_at: Any) -> None:
 
 @inline_jit
 def place_job_splits(forest: Any, job_features: Any, split_at: Any) -> bool:
-    """Find the positions of splits on features of the job, and return whether any moved.
+    """Find the splits on the job's features, and whether any moved.
 
     All thresholds go the same way, so each position is at one end of the grid. ``split_at`` is that of
     :func:`place_threshold_splits`.

@@ -210,7 +210,7 @@ def train(
     timezone: str = "UTC",
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Train a model of ``cluster`` on what happened before ``until``, or on all jobs.
+    """Train a model on what happened before ``until``, or on all jobs.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def _is_better(walk: RecordedWalk, other: RecordedWalk, table: JobTable, rows: N
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
-    """Return the jobs of known run time that ended before a time, ordered by end."""
+    """Return jobs of known run time ended before a time, by end."""
     rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
     return rows[np.argsort(table.ended_s[rows], kind="stable")]
 
@@ -383,7 +383,7 @@ def _held_back_from_s(table: JobTable, ended: NDArray[np.int64]) -> int:
 
 
 def _report_part(progress: Progress, first: float, last: float, step: str, done: float) -> None:
-    """Report the progress of a part that spans ``first`` to ``last`` of the whole."""
+    """Report the progress of a part of the whole."""
     progress(step, first + (last - first) * done)
 
 

@@ -159,7 +159,7 @@ def explain_last(
 def _steps(
     history: CausalStats, events: Events, features: NDArray[np.float32], median_s: float
 ) -> tuple[Contribution, ...]:
-    """Return the steps from the prior to the median of the distribution of past runs."""
+    """Return the steps from the prior to the median of past runs."""
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
     steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
 

@@ -52,7 +52,7 @@ class Codes:
         return Codes(self._new)
 
     def encode(self, values: Iterable[Hashable]) -> list[int]:
-        """Return the code of each value, the next free one for a new value."""
+        """Return each value's code, the next free one if new."""
         known, new, first = self._known, self._new, len(self._known)
         if not known:
             return [new.setdefault(value, len(new)) for value in values]
@@ -131,7 +131,7 @@ class GrowingCoding:
         return NameCodes(*codes)
 
     def groups(self, table: JobTable, *, levels: Sequence[int] = range(len(LEVELS))) -> NDArray[np.int32]:
-        """Return the number of each job's group at each of ``LEVELS``, -1 for none.
+        """Return each job's group at each of ``LEVELS``, -1 for none.
 
         The result has the shape (table.n, len(LEVELS)).
 
@@ -156,7 +156,7 @@ class GrowingCoding:
         return groups
 
     def _encode_stems(self, name_codes: list[int], names: list[str]) -> list[int]:
-        """Return the code of each name's stem, which is computed for new names alone."""
+        """Return the code of each name's stem, computed once a name."""
         known = self._name_stems
         new = {code: name for code, name in zip(name_codes, names, strict=True) if code >= len(known)}
         new_stems = dict(zip(new, self._stems.encode(_DIGITS.sub("", name) for name in new.values()), strict=True))

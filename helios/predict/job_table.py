@@ -437,7 +437,7 @@ def job_groups(table: JobTable) -> NDArray[np.int32]:
 
 
 def grouping_columns(table: JobTable) -> dict[str, NDArray[Any]]:
-    """Return the columns by which jobs are grouped, in which unknown is a value too."""
+    """Return the columns that group jobs, where unknown is a value."""
     return {
         "size": np.where(table.gpus > 0, table.gpus, -1.0 - np.where(np.isnan(table.cpus), 0.0, table.cpus)),
         "limit": np.where(np.isnan(table.time_limit_s), -1.0, table.time_limit_s),
@@ -465,7 +465,7 @@ def group_members(table: JobTable, levels: Sequence[str] = LEVELS) -> dict[str, 
 
 
 def _joint_codes(columns: list[NDArray[Any]], n: int) -> tuple[NDArray[np.int64], int]:
-    """Return a code for each combination of the columns' codes, and the number of codes."""
+    """Return a code for each combination of codes, and their number."""
     joint, n_codes = np.zeros(n, dtype=np.int64), min(n, 1)
     for codes in columns:
         joint, uniques = pd.factorize(joint * (int(codes.max(initial=-1)) + 2) + codes + 1)
@@ -497,7 +497,7 @@ def job_traits(table: JobTable) -> NDArray[np.float64]:
 
 
 def distinct_requests(columns: Mapping[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64]]:
-    """Return the distinct requests of jobs, and the position among them of each job's.
+    """Return the distinct requests, and the position of each job's.
 
     They are in the order of their first jobs. Jobs with one request differ in nothing that predictions read.
 
@@ -523,7 +523,7 @@ def distinct_requests(columns: Mapping[str, Any]) -> tuple[dict[str, Any], NDArr
 
 
 def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the positions of distinct rows, and for each row which of them it equals.
+    """Return the distinct rows, and which of them each row equals.
 
     Distinct rows are in the order of their first appearance. Each column has the shape (n,) or (n, k).
     """

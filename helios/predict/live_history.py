@@ -332,7 +332,7 @@ class LiveHistory:
     def _local_stats(
         self, local: _LocalGroups, unended_groups: NDArray[np.int32], submitted_s: NDArray[np.int64], now_s: int
     ) -> CausalStats:
-        """Return a copy of the local groups' statistics, with jobs that have not ended.
+        """Copy the local groups' statistics, with jobs that have not ended.
 
         ``unended_groups`` are the local groups of these jobs, and ``submitted_s`` their submissions.
         """
@@ -368,7 +368,7 @@ class LiveHistory:
         submitted_s: NDArray[np.int64],
         now_s: int,
     ) -> None:
-        """Set the length of the last burst of each user, of ended and other jobs.
+        """Set the length of each user's last burst of jobs.
 
         That of other groups is never read.
 
@@ -390,7 +390,7 @@ class LiveHistory:
 
 
 def _number_locally(groups: NDArray[np.int32]) -> _LocalGroups:
-    """Replace the numbers of ``groups`` by local ones, in place, and return the groups.
+    """Replace group numbers by local ones in place, and return them.
 
     ``groups`` has the shape (n, len(LEVELS)).
     """
@@ -463,7 +463,7 @@ def _last_burst(ended_s: Any, unended_s: Any) -> int:
 
 @cached_jit
 def _count_submissions(counts: Any, groups: Any, submitted_s: Any) -> None:
-    """Add submissions in any order to the counts of their groups, except for bursts."""
+    """Add submissions to the counts of their groups, except for bursts."""
     for job in range(len(groups)):
         for group in groups[job]:
             if group < 0:

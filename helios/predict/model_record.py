@@ -67,7 +67,7 @@ def describe_provenance(
 
 
 def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
-    """Return the jobs that a model trained until ``until`` learned from, in submission order."""
+    """Return the jobs that a model learned from, in submission order."""
     return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
 
 

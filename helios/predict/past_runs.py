@@ -156,13 +156,13 @@ def blank_past(n_jobs: int, n_groups: int, keys: int, users: int, requests: int)
 
 
 def blank_all_sample_state() -> NDArray[np.float64]:
-    """Return the state of a sample of all jobs that must be renewed before use."""
+    """Return an empty sample of all jobs, to be renewed first."""
     return np.array([0.0, -1e9, 0.0, 0.0])
 
 
 @inline_jit
 def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
-    """Add a started job to the rings of its groups and of all jobs."""
+    """Add a started job to the rings that it belongs to."""
     _note_start_in_groups(past, groups, job, started_s)
     _insert(past.started_s, past.all_starts, past.all_count, 0, job)
 
@@ -272,7 +272,7 @@ def _sample_ended(past: Any, history: Any, groups: Any, traits: Any, job: int, s
 
 @inline_jit
 def _sample_near(history: Any, ring: int, job_traits: Any, samples: Any) -> None:
-    """Take the sample of a user's last ended jobs, weighted by similarity and age."""
+    """Sample a user's last ended jobs, weighted by similarity and age."""
     length = history.ring_length[ring]
     value, mass = samples.value[NEAR], samples.mass[NEAR]
     n = min(length, NEIGHBOURS)
@@ -293,7 +293,7 @@ def _sample_near(history: Any, ring: int, job_traits: Any, samples: Any) -> None
 
 @inline_jit
 def _sample_key(past: Any, ring: int, samples: Any) -> None:
-    """Take the sample of the last ended jobs of a user, size and limit."""
+    """Sample the last ended jobs of a user, size and limit."""
     anchors = samples.anchors
     length = past.key_count[ring]
     value, mass = samples.value[KEY], samples.mass[KEY]
@@ -378,7 +378,7 @@ def _sample_started(past: Any, now: int, samples: Any) -> None:
 def _collect_started(  # noqa: PLR0917 - as above
     past: Any, starts: Any, length: int, decay: float, now: int, value: Any, mass: Any
 ) -> tuple[int, float]:
-    """Collect the jobs of a ring of starts, and return their number and total weight.
+    """Collect a ring's started jobs, and return number and weight.
 
     The ``decay``-th newest job weighs half. The mass of a job that still runs is negative, as ``_censor`` expects.
     """
@@ -396,7 +396,7 @@ def _collect_started(  # noqa: PLR0917 - as above
 
 @inline_jit
 def _finish_started(samples: Any, sample: int, n: int, total: float) -> None:
-    """Sort and censor a sample of started jobs, and set its length and weight."""
+    """Sort and censor started jobs, and set their length and weight."""
     value, mass = samples.value[sample], samples.mass[sample]
     _sort(value, mass, n)
     samples.leftover[sample] = _censor(mass, n)
@@ -414,7 +414,7 @@ def _sort(value: Any, mass: Any, n: int) -> None:
 
 @inline_jit
 def _censor(weight: Any, n: int) -> float:
-    """Replace weights by the masses of Kaplan and Meier, and return the leftover mass.
+    """Replace weights by Kaplan-Meier masses, and return the leftover mass.
 
     The sample is sorted by value. A job that still runs has a negative weight, and gets no mass.
     """
@@ -461,7 +461,7 @@ def _distance(a: Any, b: Any) -> Any:
 
 @inline_jit
 def _log_time(past: Any, job: int, now: int) -> Any:
-    """Return log1p of a job's run time, or of its age while it runs."""
+    """Return log1p of a job's run time, while running its age."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
 
 
@@ -502,7 +502,7 @@ def distributions(times: Any, samples: Any, anchor: float, anchor_sd: float, out
 
 @inline_jit
 def _fill_cdf(times: Any, sample: int, samples: Any, half_width: float, out: Any) -> None:
-    """Fill in the distribution of a sample at ascending times, with ramps for steps.
+    """Fill in a sample's distribution at ascending times, with ramps.
 
     ``full`` is the mass of values whose ramps lie before the time, ``partial`` that of values whose ramps contain it.
     """
@@ -541,7 +541,7 @@ def _prior(t: float) -> Any:
 
 @inline_jit
 def _leftover_up_to(samples: Any, sample: int, t: float, wider: float, wider_at_longest: float) -> Any:
-    """Return how much of the leftover mass of a sample lies up to ``t``.
+    """Return a sample's leftover mass up to ``t``.
 
     Beyond the longest value of a censored sample it follows the wider distribution, given that the run is longer.
     ``wider`` is that distribution at ``t``, and ``wider_at_longest`` at the longest value.

@@ -171,7 +171,7 @@ class ReplayTrainedPredictor:
             shared.members.append(self)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Add the ends of ``jobs`` at the ascending times ``ended_s``, s since the epoch."""
+        """Add the ends of ``jobs`` at the ascending times ``ended_s``."""
         note_ended(self.unlearned, jobs + self.first, ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
@@ -247,7 +247,7 @@ class ReplayTrainedPredictor:
             self._shared.meet(now_s)
 
     def training_limits(self) -> tuple[int, int, int]:
-        """Return the job, number of learned ends, and time at which training is due.
+        """Return the job, learned ends and time when training is due.
 
         The time is in s since the epoch. ``NEVER_S`` is no limit.
         """

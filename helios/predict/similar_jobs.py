@@ -1,4 +1,4 @@
-"""Past jobs behind a prediction, the most similar ones and the last ones of its basis.
+"""Past jobs behind a prediction, the most similar and the last ones.
 
 The basis is the narrowest group of past jobs in which a job has ended. It follows from a row of features alone, so that
 a live prediction, a replay and an explanation cannot disagree. It shows which jobs were available. The weight of each
@@ -105,7 +105,7 @@ class RecentInGroup:
 
 
 def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
-    """Return the narrowest basis in which a job had ended by the last submission.
+    """Return the narrowest basis with an ended job at the last submission.
 
     The other value has its last jobs, or is None without an ended job.
     """
@@ -136,7 +136,7 @@ def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
 
 
 def recent_in_group(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInGroup | None:
-    """Return the jobs of a basis that ended last, None if there are none."""
+    """Return the last ended jobs of a basis, or None."""
     group = groups[:, LEVELS.index(BASIS_LEVELS[basis])]
     ended = _ended_before_last(table)
     members = ended[(group[ended] == group[-1]) & (group[-1] >= 0)]
@@ -148,7 +148,7 @@ def recent_in_group(table: JobTable, groups: NDArray[np.int32], basis: str) -> R
 
 
 def _ended_before_last(table: JobTable) -> NDArray[np.int64]:
-    """Return the jobs of known run time that had ended by the last submission."""
+    """Return jobs of known run time ended by the last submission."""
     return np.flatnonzero((table.ended_s < table.submitted_s[-1]) & np.isfinite(table.run_time_s))
 
 
@@ -169,7 +169,7 @@ def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[Simila
 
 
 def _n_newer_similar(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many jobs with the same request and user ended after each job.
+    """Return how many jobs of its request and user ended later.
 
     By this age, an old job with a rare request is not displaced by many newer jobs with a common one.
     """

@@ -278,7 +278,7 @@ class RecordedEvents(NamedTuple):
 
 
 def recorded_events(table: JobTable, *, before: int | None = None) -> RecordedEvents:
-    """Return the starts and ends of the first ``before`` jobs, or of all jobs.
+    """Return starts and ends of the first ``before`` jobs, or all.
 
     Starts are those of :func:`started_s`. A job has none if neither its start nor its run time is known.
     """
@@ -856,7 +856,7 @@ def prepare_grid(scratch: Any, model: Any, features: Any, split_at: Any) -> None
 
 @inline_jit
 def update_job_splits(scratch: Any, model: Any, features: Any, split_at: Any) -> bool:
-    """Find the splits on features of the job, and return whether any has moved."""
+    """Find the splits on the job's features, and whether any moved."""
     describe_pair_job(scratch.samples, features, scratch.job_features)
     return place_job_splits(model.forest, scratch.job_features, split_at)
 
@@ -884,7 +884,7 @@ def compute_cdf(scratch: Any, calibration: Any, model: Any, features: Any, split
 
 @inline_jit
 def _read_prediction(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
-    """Read a prediction from the scratch grid, and return the levels of its bounds."""
+    """Read a prediction off the grid, and return its bounds' levels."""
     scratch = state.scratch
     low = _clamp_level(_job_bound_level(state, events.groups, job, _LOW), _LOW)
     high = _clamp_level(_job_bound_level(state, events.groups, job, _HIGH), _HIGH)

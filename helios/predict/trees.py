@@ -121,12 +121,12 @@ def read_trees(text: str, *, features: Sequence[str] | None = None) -> list[Tree
 
 
 def trees_alone(text: str) -> str:
-    """Return the part of a model's text that ``read_trees`` checks, which is a model too."""
+    """Return the part of a model's text that ``read_trees`` checks."""
     return text.partition(_END)[0] + _END
 
 
 def _read_header(text: str, features: Sequence[str] | None) -> tuple[str, int, list[int]]:
-    """Return the text before the trees, number of features, and sizes of the trees."""
+    """Return the header, the number of features and the trees' sizes."""
     header, separator, _ = text.partition("\n\n")
     if not separator or not header.startswith("tree\n"):
         raise ValueError("not a complete LightGBM model")

@@ -219,7 +219,7 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _upper_bound(values: Floats) -> float:
-    """Return an upper bound for one more alike job, infinite for fewer than 19 values.
+    """Return an upper bound for one more alike job, perhaps infinite.
 
     It holds with probability ``FITS`` if the order of the values is random. It is an order statistic.
     """

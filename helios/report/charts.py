@@ -288,7 +288,7 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
         axes.grid(visible=False, axis="y")
         axes.set_yticks(range(len(ratios)), labels)
         axes.set_ylim(-0.6, len(ratios) - 0.4)
-        same = "as today" if result.baseline.is_today else "the same"
+        same = "as today" if result.baseline.is_own_order else "the same"
         ratio_axis(axes, low=low, high=high, same=same, narrow=narrow)
         waits = "" if narrow else "waits "
         axes.set_title(f"← {waits}shorter", loc="left", color="#00795a")

@@ -1,25 +1,21 @@
-"""Tables of models and explanations of predictions."""
+"""Tables of models, of what predictions are worth, and of how one prediction comes about."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_CLASSES, SIZE_HEADS
-from helios.report.significance import SINGLE_REPLAY, OrderCheck
+from helios.report.order_check import OrderCheck
+from helios.report.significance import SINGLE_REPLAY
 from helios.report.tables import WIDE, figure, plain_table
-from helios.report.whatif import compare_sizes
-from helios.units import change, duration, percent
-
-if TYPE_CHECKING:
-    pass
-
+from helios.units import duration, percent
 
 PROMOTED = "*"
 NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
@@ -27,9 +23,9 @@ SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
 STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
-TODAY, MODEL, ORACLE = "today", "model", "oracle"
+PLAIN, MODEL, ORACLE = "fifo", "model", "oracle"
 REPLAY_NAMES = {
-    TODAY: "FIFO, today",
+    PLAIN: "Plain FIFO",
     MODEL: "QSSF, Helios",
     "shrinkage": "QSSF, shrinkage untrained",
     "user_last": "QSSF, user's last ended job",
@@ -115,10 +111,14 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
         )
         style = "bold" if name == challenger else None
         table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
-    beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
+    heads = ("Rank better by", "Error less by", "Chance")
+    beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", *heads)
     for name, against in comparison["against"].items():
         beside.add_row(
-            escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
+            escape(NAMES.get(name, name)),
+            _with_interval(against["rank"], 1),
+            _with_interval(against["error"], -1),
+            "yes" if against["is_chance"] else "no",
         )
     groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
     caption = (
@@ -129,8 +129,7 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
         "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
         f"whole {comparison['drawn']} resampled).[/]"
     )
-    sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
-    return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
+    return Group(caption, "", table, "", beside, "", *(escape(note) for note in notes), "", legend)
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
@@ -191,15 +190,6 @@ def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
         return [none, f"Promote it all the same: helios model promote {model_id}"]
     compare = f"Compare both: helios model compare {promoted} {model_id}"
     return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
-
-
-def _sentence(comparison: Mapping[str, Any], name: str) -> str:
-    challenger, against = NAMES.get(comparison["challenger"], comparison["challenger"]), comparison["against"][name]
-    if against["is_chance"]:
-        return f"Against {NAMES.get(name, name)}: no difference beyond chance."
-    worse, better = against["worse_in"], against["better_in"]
-    parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
-    return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
 
 
 def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
@@ -273,15 +263,15 @@ class OrderValue:
     def share(self, name: str) -> float | None:
         """Return the share of the oracle's gain that a replay realises.
 
-        The gain is in mean wait against today.
+        The gain is in mean wait against plain FIFO.
 
         None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
-        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        than plain FIFO. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
         """
-        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
-        if today_s - oracle_s < LEAST_GAIN_S:
+        plain_s, oracle_s = self.replays[PLAIN].mean_wait_s, self.replays[ORACLE].mean_wait_s
+        if plain_s - oracle_s < LEAST_GAIN_S:
             return None
-        return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
+        return (plain_s - self.replays[name].mean_wait_s) / (plain_s - oracle_s)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
@@ -309,7 +299,7 @@ def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
 
 
 def value_table(value: OrderValue) -> RenderableType:
-    """Compare the replays and summarise the value of predictions."""
+    """Compare the replays with the share of the oracle's gain that each realises."""
     heads = ("Mean wait", "of gain", "Median", "p99", "Longest", *SIZE_HEADS.values())
     table = plain_table("Replayed, with EASY by limits", *heads)
     for name, words in REPLAY_NAMES.items():
@@ -317,26 +307,10 @@ def value_table(value: OrderValue) -> RenderableType:
             summary, share = value.replays[name], value.share(name)
             by_size = (summary.mean_wait_s_by_size[size] for size in SIZE_CLASSES)
             waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, *by_size)
-            gain = percent(None if name == TODAY else share)
+            gain = percent(None if name == PLAIN else share)
             cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
             table.add_row(*cells, style="bold" if name == MODEL else None)
-    return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
-
-
-def in_words(value: OrderValue) -> Sequence[str]:
-    """Describe the value of predictions in the one replay."""
-    today = value.replays[TODAY]
-    where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
-    share = value.share(MODEL)
-    if share is None:
-        saved = "no queue" if today.mean_wait_s < LEAST_GAIN_S else "a queue that no order by run time shortens"
-        return (f"{where}: {saved}, nothing to gain. Describe a smaller machine with --nodes to see one.",)
-    mean = change(value.replays[MODEL].mean_wait_s, today.mean_wait_s)
-    return (
-        f"{where}, once: with these predictions the mean wait changes by {mean}, {percent(share)} of what true run "
-        "times would save.",
-        compare_sizes(today, value.replays[MODEL]),
-    )
+    return table
 
 
 def value_headline(value: OrderValue) -> list[str]:

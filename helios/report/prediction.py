@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,11 @@ from rich.markup import escape
 
 from helios.model.frames import plain
 from helios.report.tables import counted, plain_table
-from helios.units import duration, duration_in_words, percent
+from helios.units import duration, duration_in_words
 
 if TYPE_CHECKING:
     from helios.predict.explain import Explained
     from helios.predict.similar_jobs import RecentInGroup
-
-WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 STEP_WORDS = {
     "prior": "a guess before any job has ended",
@@ -40,13 +37,6 @@ STEP_WORDS = {
 }
 """Description of each shrinkage level of ``helios.predict.causal_stats.LEVELS``, and of the other steps."""
 
-_SUBMITTED: Mapping[str, Callable[[float], str]] = {
-    "weekday": lambda day: WEEKDAYS[int(day) % 7],
-    "hour": lambda hour: f"{int(hour)} h",
-}
-
-UNKNOWN = "what is unknown of this job"
-
 BASIS_WORDS = {
     "user+size": "of {user} of this size and limit",
     "user": "of {user}, none of them of this size and limit",
@@ -61,107 +51,6 @@ WORTH_A_LINE = 1.05
 MOST_LINES = 7
 NAME_WIDTH = 16
 """Most characters shown of a name or user, because hashes are long and the table has 80 columns."""
-
-EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
-
-
-def _seconds(log_s: float) -> float:
-    return max(float(np.expm1(log_s)), 0.0)
-
-
-def _time(log_s: float) -> str:
-    return duration_in_words(_seconds(log_s)) if np.isfinite(log_s) else "none"
-
-
-def _number(log_number: float) -> str:
-    return f"{round(float(np.expm1(log_number))):,}"
-
-
-def _spread(log_factor: float) -> str:
-    return f"{np.exp(log_factor):.1f}"
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureGroup:
-    """Related features, whose contributions are shown as one.
-
-    Attributes
-    ----------
-    name : str
-        Name for a person.
-    features : str
-        Regular expression for the names of its features.
-    shown : mapping of str to callable
-        Features whose values are shown, with a function that formats each.
-    """
-
-    name: str
-    features: str
-    shown: Mapping[str, Callable[[float], str]]
-
-
-_REQUEST: Mapping[str, Callable[[float], str]] = {
-    "gpus": lambda gpus: counted(gpus, "GPU") if gpus > 0 else "",
-    "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
-    "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
-}
-
-
-_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[[float], str]]]] = {
-    "request": ("gpus|log_(cpus|nodes|memory)", _REQUEST),
-    "time limit": ("log_limit", {"log_limit": _time}),
-    "submitted, in the site's time": ("hour|weekday", _SUBMITTED),
-    "factor by which such run times vary": ("(anchor|neighbour|user_any_limit)_sd", {"anchor_sd": _spread}),
-    "this user's most similar jobs": ("neighbour_(mean|weight)|nearest(_distance)?", {"neighbour_mean": _time}),
-    "share of the limit that this user's jobs use": (
-        r"user_(limit|last)_share|\w+_by_limit",
-        {"user_limit_share": percent},
-    ),
-    "share of this user's jobs that fail": ("user_failed_share|user_last_failed", {"user_failed_share": percent}),
-    "this user's latest jobs, shortest and longest": (
-        "user_recent_(median|least|most)",
-        {"user_recent_least": _time, "user_recent_most": _time},
-    ),
-    "time since a job of this user ended": ("user(_any_limit)?_end_gap", {"user_end_gap": _time}),
-    "this user's other jobs that wait or run": (r"\w+_unended(_age)?", {"user_unended": _number}),
-    "this user's ended jobs, and those like this one": (
-        r"user_submitted|\w+_ended",
-        {"user_ended": _number, "user_size_ended": _number},
-    ),
-    "time since this user's last submission": (r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}),
-    "how long such jobs ran before, weighted again": (r"threshold|(since|by)_\w+|odds_by_mixture", {}),
-    "this user's running jobs": ("running(_alike)?", {}),
-    "how many such jobs are known": (r"(near|started|request)_weight|key_ended", {}),
-    "how far apart this user's last two runs are": ("last_two_apart", {}),
-    "the averages above, weighted again": (r"anchor|\w+_mean", {}),
-    "what the averages miss for any job here": (EVERY_JOB, {}),
-    "what is done to the answer": (AFTERWARDS, {}),
-}
-
-
-FEATURE_GROUPS = (
-    *(FeatureGroup(name, features, shown) for name, (features, shown) in _GROUPS.items()),
-    *(
-        FeatureGroup(f"{words}, the last", rf"{level}_last_\d+", {f"{level}_last_{age}": _time for age in range(1, 10)})
-        for level, words in STEP_WORDS.items()
-    ),
-)
-"""Groups of features. A feature belongs to the first group whose pattern matches."""
-
-
-def describe_feature(feature: str, features: Mapping[str, float]) -> str:
-    """Return the name of a feature's group with the group's values.
-
-    It is ``UNKNOWN`` where no value is known. A feature without a group is shown by its own name.
-    """
-    groups = (group for group in FEATURE_GROUPS if re.fullmatch(group.features, feature))
-    own = FeatureGroup(feature.replace("_", " "), feature, {feature: lambda value: f"{value:.3g}"})
-    group = next(groups, own)
-    values = {name: features.get(name, np.nan) for name in group.shown}
-    known = [group.shown[name](value) for name, value in values.items() if not np.isnan(value)]
-    if known:
-        return f"{group.name}: {', '.join(filter(None, known))}"
-    return UNKNOWN if group.shown else group.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +140,7 @@ class Explanation:
         found: dict[str, Any] = plain(self)
         explained = found.pop("explained")
         p10_s, p50_s, p90_s = explained.pop("quantiles_s")
-        words = [{"words": text, "factor": factor} for text, factor in corrections_in_words(self.explained)]
-        return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
+        return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained}
 
 
 def explanation_screen(found: Explanation) -> RenderableType:
@@ -312,27 +200,16 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     return f"It rests on {counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
 
 
-def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
-    """Return the corrections of the trees in words, with their factors.
+def largest_corrections(explained: Explained) -> list[tuple[str, float]]:
+    """Return the features by which the trees correct a prediction most, with their factors.
 
-    The largest comes first. Small ones are merged, and corrections of the result come last. The product of the factors
-    is that of ``explained.corrections``.
+    The largest comes first. The others are merged, so that the product is that of ``explained.corrections``.
     """
-    together: dict[str, float] = {}
-    for name, factor in explained.corrections.items():
-        if name != AFTERWARDS:
-            words = describe_feature(name, explained.features)
-            together[words] = together.get(words, 1.0) * factor
-    ranked = sorted(together.items(), key=lambda part: -abs(np.log(part[1])))
+    ranked = sorted(explained.corrections.items(), key=lambda part: -abs(np.log(part[1])))
     named = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
-    if rest := ranked[len(named) :]:
-        named.append(("everything else", float(np.prod([factor for _, factor in rest]))))
-    last = explained.corrections.get(AFTERWARDS, 1.0)
-    if abs(np.log(last)) > 1e-6:  # rounding alone leaves it within a millionth of 1
-        named.append(
-            ("what recent errors taught" if EVERY_JOB in explained.corrections else "cut at its time limit", last)
-        )
-    return named
+    rest = float(np.prod([factor for _, factor in ranked[len(named) :]]))
+    others = [("everything else", rest)] if len(ranked) > len(named) else []
+    return [(name.replace("_", " "), factor) for name, factor in named] + others
 
 
 def _contributions(explained: Explained) -> RenderableType:
@@ -345,11 +222,10 @@ def _contributions(explained: Explained) -> RenderableType:
         words = STEP_WORDS.get(step.level, step.level.replace("_", " "))
         change = _factor(step.factor) if place else ""
         table.add_row(words, f"{step.jobs:,}", change, duration_in_words(step.run_time_s))
-    lines = corrections_in_words(explained)
-    if lines and EVERY_JOB in explained.corrections:
-        table.add_row("[dim]what the model's trees make of it:[/]")
+    if explained.corrections:
+        table.add_row("[dim]features by which it is corrected most:[/]")
     after_s = 1.0 + explained.steps[-1].run_time_s
-    for text, factor in lines:
+    for text, factor in largest_corrections(explained):
         after_s *= factor
         table.add_row(escape(text), "", _factor(factor), duration_in_words(max(after_s - 1.0, 0.0)))
     return table

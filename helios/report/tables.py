@@ -21,15 +21,10 @@ from rich.table import Table
 
 from helios.errors import NotEnoughHistory
 from helios.metrics.statistics import rank_correlation
-from helios.model import SIZE_CLASSES, SIZE_HEADS
 from helios.model.frames import plain
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Difference, Differences, format_signed, headline
-from helios.report.whatif import Run, WhatIf
-from helios.units import bar, change, duration, in_number, percent, sparkline, write_count
+from helios.units import bar, duration, in_number, percent, sparkline, write_count
 
-MIDDLE = 72
-"""Terminal columns below which only the mean and the longest wait are shown, as on a phone."""
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""
 
@@ -66,78 +61,6 @@ def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] 
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
-    """Compare the replays of a what-if.
-
-    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do.
-
-    Parameters
-    ----------
-    width : int
-        Columns of the terminal; from ``WIDE`` on secondary figures are shown too, below ``MIDDLE`` only the mean and
-        the longest wait.
-    """
-    baseline, feasible = result.baseline, result.feasible
-    against = "vs today" if baseline.is_today else "vs 1st"
-    heads = ["Replayed", "Mean wait", "Longest"]
-    heads += [against, "p99", *SIZE_HEADS.values()] if width >= MIDDLE else []
-    table = plain_table(*heads)
-    for name in ("Median", "JCT", "Slowdown", "Used", "Queued") if width >= WIDE else ():
-        table.add_column(name, justify="right")
-    best = best_figures([baseline, *feasible])
-    for run in (baseline, *feasible):
-        table.add_row(*_cells(run, result, best, width))
-    if impossible := [*result.impossible, *result.oracles]:
-        table.add_section()
-        table.add_row("[dim]Not possible on a live Slurm:[/]")
-        for run in impossible:
-            table.add_row(*_cells(run, result, {}, width), style="dim")
-    first, last = result.window
-    caption = (
-        f"{escape(result.cluster)}: {baseline.summary.jobs:,} jobs from {first:%Y-%m-%d} to {last:%Y-%m-%d} (UTC) "
-        f"on {result.size}. "
-        "Wait by size: mean. Best of those that can be had: bold."
-    )
-    return Group(*map(escape, headline(result)), "", caption, "", table)
-
-
-def differences_table(found: Differences) -> RenderableType:
-    """Show each replay's difference from the baseline with its interval.
-
-    Readable at 80 columns.
-    """
-    base = found.baseline
-    table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
-    table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
-    for other in found.others:
-        table.add_row(escape(other.label), *(_difference_cell(other.differences[name]) for name in found.shown))
-    return Group(f"{found.method} {found.not_covered}", "", table)
-
-
-def _difference_cell(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    if found.low is None or found.high is None:
-        return format_signed(found.value)
-    interval = f"[dim]{format_signed(found.low)}..{format_signed(found.high)}[/]"
-    return f"no difference\n{interval}" if found.is_none else f"[bold]{format_signed(found.value)}[/]\n{interval}"
-
-
-def best_figures(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the smallest of each wait that a table shows.
-
-    Only of waits in which the replays differ.
-    """
-    figures: dict[str, list[float | None]] = {
-        "mean": [run.summary.mean_wait_s for run in runs],
-        "p99": [run.summary.p99_wait_s for run in runs],
-        "longest": [run.summary.max_wait_s for run in runs],
-        **{name: [run.summary.mean_wait_s_by_size[name] for run in runs] for name in SIZE_CLASSES},
-    }
-    known = {name: [value for value in values if value is not None] for name, values in figures.items()}
-    return {name: min(values) for name, values in known.items() if values and min(values) < max(values)}
 
 
 def describe_missing(description: Description) -> str:
@@ -217,7 +140,7 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Write a number with its noun, as ``1 job``, ``2,000 jobs`` or ``0.25 GPUs``."""
+    """Write a number with its noun, as ``1 job`` or ``0.25 GPUs``."""
     text = f"{number:,.0f}" if number == np.round(number) else write_count(number)
     return f"{text} {noun}{'' if number == 1 else 's'}"
 
@@ -261,36 +184,6 @@ def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:
     refused = rows.assign(text=rows["text"].astype(str).str[:200])[["line", "reason", "text", "path"]].astype(str)
     table = plain_table("Line", "Reason", "Text", "File", right_from=4, rows=refused.map(escape).to_numpy())
     return Group(summary, "", table)
-
-
-def _cells(run: Run, result: WhatIf, best: Mapping[str, float], width: int) -> list[str]:
-    summary, baseline = run.summary, result.baseline
-    by_size = summary.mean_wait_s_by_size
-    cells = [
-        result.label_in_table(run),
-        _mark_best("mean", summary.mean_wait_s, best),
-        _mark_best("longest", summary.max_wait_s, best),
-    ]
-    if width >= MIDDLE:
-        cells += [
-            "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
-            _mark_best("p99", summary.p99_wait_s, best),
-            *(_mark_best(name, by_size[name], best) for name in SIZE_CLASSES),
-        ]
-    if width >= WIDE:
-        cells += [
-            duration(summary.median_wait_s),
-            duration(summary.mean_jct_s),
-            f"{summary.mean_bounded_slowdown:,.1f}",
-            percent(summary.utilization),
-            f"{summary.queued_jobs:,}",
-        ]
-    return cells
-
-
-def _mark_best(name: str, value: float | None, best: Mapping[str, float]) -> str:
-    text = duration(value)
-    return f"[bold green]{text}[/]" if value is not None and value == best.get(name) else text
 
 
 def _overview(description: Description, unit: str) -> RenderableType:

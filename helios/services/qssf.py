@@ -342,7 +342,7 @@ class Qssf:
         return reasons
 
     def _times(self, jobs: Columns, n_jobs: int) -> tuple[float, int]:
-        """Return the ageing time, s, and the wait after which a job goes first, µs."""
+        """Return the ageing time, s, and the wait bound, µs."""
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
         longest_s = UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
         bound_s, share, least_s = self.options.promote_after_s, self.options.bound_share, self.options.least_s
@@ -412,7 +412,7 @@ def _fill_urgencies(  # noqa: PLR0917 - numba kernels are called by position
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
-    """Return the reference moment at a time, and the end of its period, µs."""
+    """Return the reference moment and its period's end, µs."""
     most_s = max(TAUS_BETWEEN * tau_s, REBASE_S[0])
     period_us = max(each_s for each_s in REBASE_S if each_s <= most_s) * 1_000_000
     begin_us = now_us - now_us % period_us
@@ -425,7 +425,7 @@ def _micros(at: datetime) -> int:
 
 @inline_jit
 def _in_proportion(key: float) -> float:
-    """Return an urgency in proportion to a key, so that different keys stay different.
+    """Return an urgency in proportion to a key.
 
     NaN is in the middle.
     """

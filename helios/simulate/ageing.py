@@ -95,7 +95,7 @@ class LongestWaits:
         return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
 
     def with_earlier(self, earlier: LongestWaits) -> LongestWaits:
-        """Return the longer of these waits and those of another replay at each moment."""
+        """Return the longer waits of two replays at each moment."""
         at_s = np.union1d(self.at_s, earlier.at_s)
         waits = [
             waits_of.longest_s[np.searchsorted(waits_of.at_s, at_s, side="right") - 1] for waits_of in (self, earlier)

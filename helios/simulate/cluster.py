@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobSetting, NodeAction, NodeOutcome, Outcome, Result
-from helios.changes import TOO_LONG, SettingChange, ValueMapping
+from helios.actions import JobSetting, NodeOutcome, Outcome, Result
+from helios.changes import TOO_LONG, Change, ValueMapping
 from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
@@ -269,24 +269,25 @@ class SimCluster(SimulatedCluster):
     def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         return set_urgencies(self._state, self._urgencies, jobs, urgency, steps=self._steps)[:UNNAMED]
 
-    def _apply_change(self, change: SettingChange[float], job: int) -> Outcome:
+    def _apply_change(self, change: Change[float], job: int) -> Outcome:
+        wanted, outcome = self._mapping.wanted(change), self._mapping.outcome
         is_limit = change.setting is JobSetting.SOFT_LIMIT
-        if is_limit and not change.is_revert and change.wanted >= self._limit_s[job]:
-            return change.outcome(Result.REFUSED, remark=TOO_LONG)
-        values = self._values(change.setting)
+        if is_limit and not change.is_revert and wanted >= self._limit_s[job]:
+            return change.outcome(Result.REFUSED, TOO_LONG)
+        values = self._values(JobSetting(change.setting))
         before = float(values[job])
-        if _is_same(before, change.wanted):
-            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        if _is_same(before, wanted):
+            return outcome(change, Result.UNCHANGED, before=before, after=before)
         if job in self._excluded_reason and not change.is_revert:
-            return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason[job])
-        values[job] = change.wanted
+            return outcome(change, Result.REFUSED, before=before, remark=self._excluded_reason[job])
+        values[job] = wanted
         if job not in self._held:
             withdraw(self._state, np.array([job]))
             self._admit(np.array([job]))
-        return change.outcome(Result.DONE, before=before, after=change.wanted)
+        return outcome(change, Result.DONE, before=before, after=wanted)
 
     def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs`` into their queues, with the keys and estimates that are set now."""
+        """Put ``jobs`` into their queues with the present keys and estimates."""
         self._state.pending["key"][jobs] = -self._urgency[jobs]
         self._state.pending["estimate_s"][jobs] = np.fmin(self._soft_limit_s[jobs], self._estimates_s[jobs])
         admit(self._state, jobs)
@@ -341,13 +342,13 @@ class SimCluster(SimulatedCluster):
 
     # Nodes.
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions and return an outcome for each node that they name.
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply changes and return the outcome of each.
 
         See :class:`helios.ports.NodeCluster`.
         """
         self._freeze_snapshots()
-        return self._node_actions.steer(actions, now=self.now_s)
+        return self._node_actions.steer(changes, now=self.now_s)
 
     def fill(self, tiers: Sequence[Sequence[str]]) -> None:
         """Have nodes filled tier by tier, as a site's static weights do."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
-from helios.changes import join_names, nodes_named
+from helios.actions import NodeOutcome, NodeSetting, Result
+from helios.changes import ASLEEP as TO_SLEEP
+from helios.changes import Change, join_names, nodes_named
 from helios.errors import UsageError
 from helios.metrics.node_usage import NodeSeconds
 from helios.metrics.spare_nodes import AwakeRule
@@ -160,62 +160,50 @@ class NodeActions:
             "idle_since": idle_since,
         }
 
-    def steer(self, actions: Sequence[NodeAction], *, now: int) -> list[NodeOutcome]:
-        """Apply actions and return the outcome of each node.
+    def steer(self, changes: Sequence[Change[str]], *, now: int) -> list[NodeOutcome]:
+        """Apply changes and return the outcome of each.
 
         See :meth:`helios.ports.NodeCluster.steer`.
         """
-        return [outcome for action in actions for outcome in self._apply(action, now)]
+        return [self._apply(change, now) for change in changes]
 
-    def _apply(self, action: NodeAction, now: int) -> Iterator[NodeOutcome]:
-        if isinstance(action, PowerDown):
-            yield self._put_to_sleep(action.node, action, now)
-        elif isinstance(action, PowerUp):
-            yield self._wake(action.node, action, now)
-        elif isinstance(action, KeepAwake):
-            own = self._site_keep_awake_list if action.own is None else action.own
-            yield self._keep_awake(join_names((*nodes_named(own), *action.nodes)), action)
-        else:
-            yield from self._revert(action, now)
+    def _apply(self, change: Change[str], now: int) -> NodeOutcome:
+        if change.setting is NodeSetting.KEEP_AWAKE:
+            return self._keep_awake(change)
+        if change.target not in self._number:
+            return change.outcome(Result.FAILED, "there is no such node")
+        if change.setting is NodeSetting.WEIGHT:
+            return change.outcome(Result.UNCHANGED, "no action changes a weight here")
+        return self._put_to_sleep(change, now) if change.value == TO_SLEEP else self._wake(change, now)
 
     # Power.
 
-    def _put_to_sleep(self, name: str, action: PowerDown, now: int) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.POWER, name, before=self._slurm_state(name))
-        if name not in self._number:
-            return outcome(result=Result.FAILED, remark="there is no such node")
-        node = self._number[name]
+    def _put_to_sleep(self, change: Change[str], now: int) -> NodeOutcome:
+        node, before = self._number[change.target], self._slurm_state(change.target)
         power, free = self._state.nodes["power"][node], self._state.nodes["free"][node]
         if power in (ASLEEP, FALLING):
-            return outcome(result=Result.UNCHANGED, after=self._slurm_state(name))
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
         if self.sleep is None:
-            return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
+            return change.outcome(Result.REFUSED, "nodes do not sleep here", before=before)
         if node in self.excluded_reason:
-            return outcome(result=Result.REFUSED, remark=self.excluded_reason[node])
+            return change.outcome(Result.REFUSED, self.excluded_reason[node], before=before)
         if power == WAKING or free < self._node_size[node]:
-            return outcome(result=Result.REFUSED, remark="it is not idle")
+            return change.outcome(Result.REFUSED, "it is not idle", before=before)
         set_power(self._state, np.array([node]), FALLING, now)
-        return outcome(result=Result.DONE, after=self._slurm_state(name))
+        return change.outcome(Result.DONE, before=before, after=self._slurm_state(change.target))
 
-    def _wake(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.POWER, name, before=self._slurm_state(name))
-        if name not in self._number:
-            return outcome(result=Result.FAILED, remark="there is no such node")
-        power = self._state.nodes["power"][self._number[name]]
+    def _wake(self, change: Change[str], now: int) -> NodeOutcome:
+        node, before = self._number[change.target], self._slurm_state(change.target)
+        power = self._state.nodes["power"][node]
         if power == FALLING:
-            return outcome(result=Result.POSTPONED, remark="it is falling asleep and cannot be called back")
+            return change.outcome(Result.POSTPONED, "it is falling asleep and cannot be called back", before=before)
         if power != ASLEEP:
-            return outcome(result=Result.UNCHANGED, after=self._slurm_state(name))
-        set_power(self._state, np.array([self._number[name]]), WAKING, now)
-        return outcome(result=Result.DONE, after=self._slurm_state(name))
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        set_power(self._state, np.array([node]), WAKING, now)
+        return change.outcome(Result.DONE, before=before, after=self._slurm_state(change.target))
 
     def _slurm_state(self, name: str) -> str:
-        """Return the state and flags of a node as Slurm writes them.
-
-        It is empty if there is no such node.
-        """
-        if name not in self._number:
-            return ""
+        """Return the state and flags of a node as Slurm writes them."""
         node = self._state.nodes[self._number[name]]
         held = self._node_size[self._number[name]] - node["free"]
         state = "IDLE" if held == 0 else "MIXED" if node["free"] else "ALLOCATED"
@@ -224,20 +212,22 @@ class NodeActions:
 
     # The keep-awake list.
 
-    def _keep_awake(self, text: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
-        outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keep_awake_list)
+    def _keep_awake(self, change: Change[str]) -> NodeOutcome:
+        own = self._site_keep_awake_list if change.own is None else change.own
+        text = join_names(nodes_named(change.value if change.is_revert else f"{own},{change.value}"))
+        before = self._keep_awake_list
         unknown = [name for name in nodes_named(text) if name not in self._number]
         if unknown:
-            return outcome(result=Result.FAILED, remark=f"there is no node {unknown[0]}")
+            return change.outcome(Result.FAILED, f"there is no node {unknown[0]}", before=before)
         if self.sleep is None:
-            return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
-        if text == self._keep_awake_list:
-            return outcome(result=Result.UNCHANGED, after=self._keep_awake_list)
-        before, after = set(nodes_named(self._keep_awake_list)), set(nodes_named(text))
-        for name in before ^ after:
+            return change.outcome(Result.REFUSED, "nodes do not sleep here", before=before)
+        if text == before:
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        after = set(nodes_named(text))
+        for name in after.symmetric_difference(nodes_named(before)):
             keep_awake(self._state, self._number[name], name in after)
         self._keep_awake_list = text
-        return outcome(result=Result.DONE, after=text)
+        return change.outcome(Result.DONE, before=before, after=text)
 
     # Weights.
 
@@ -246,28 +236,6 @@ class NodeActions:
         for tier, names in enumerate(tiers):
             self.weight[[self._number[name] for name in names]] = SITE_WEIGHT + tier
         rank_nodes(self._state, self.weight)
-
-    def _revert(self, revert: RevertNodes, now: int) -> Iterator[NodeOutcome]:
-        if revert.setting is NodeSetting.POWER:
-            for name, _ in revert.own:
-                yield self._wake(name, revert, now)
-        elif revert.setting is NodeSetting.KEEP_AWAKE:
-            for _, listed in revert.own:
-                yield self._keep_awake(join_names(nodes_named(listed)), revert)
-        else:
-            yield from (self._keep_weight(name, revert) for name, _ in revert.own)
-
-    def _keep_weight(self, name: str, revert: RevertNodes) -> NodeOutcome:
-        outcome = _outcome(revert, NodeSetting.WEIGHT, name)
-        if name not in self._number:
-            return outcome(result=Result.FAILED, remark="there is no such node")
-        return outcome(result=Result.UNCHANGED, remark="no action changes a weight here")
-
-
-def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:
-    """Return a function of ``result``, ``after`` and ``remark`` that makes an outcome."""
-    name = type(action).__name__
-    return partial(NodeOutcome, action=name, setting=setting, node=node, reason=action.reason, before=before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -60,7 +60,7 @@ def in_units(gpus: NDArray[Any], units: int) -> NDArray[np.int64]:
 
 
 def rounding_note(gpus: NDArray[Any], *, total: int) -> str:
-    """Return the note on sizes that a replay rounds up, empty where it rounds none."""
+    """Return the note on sizes that a replay rounds up, if any."""
     units = choose_units(gpus, total=total)
     rounded = in_units(gpus, units) - gpus * units > ERROR * units
     if not rounded.any():

@@ -67,7 +67,7 @@ class JobTrace:
 
     @property
     def notes(self) -> NDArray[np.void]:
-        """Notes in order of time, of type ``NOTE``, with GPUs in ``units`` of one.
+        """Notes in order of time, with GPUs in ``units`` of one.
 
         Of several passes in one second the last is kept.
         """

@@ -376,7 +376,7 @@ def _predict_at_submissions(
     *,
     runner: Runner,
 ) -> None:
-    """Run a replay until all jobs are submitted, and predict them at each submission."""
+    """Run a replay until all jobs are submitted, predicting each then."""
     clock = state.clock[0]
     moments, firsts = np.unique(submitted_s, return_index=True)
     ends = [*firsts[1:].tolist(), len(submitted_s)]
@@ -393,7 +393,7 @@ def _predict_at_submissions(
 def _run_to_end(
     state: EngineState, queries: PredictorQueries | None, report_progress: Callable[[int], None], *, runner: Runner
 ) -> None:
-    """Run a replay to its end, and predict pending jobs again whenever that is due."""
+    """Run a replay to its end, predicting pending jobs when due."""
     clock, next_s = state.clock[0], 0
     while next_s != NEVER:
         until_s = NEVER if queries is None else queries.due_s

@@ -17,8 +17,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Result
-from helios.changes import GONE, SettingChange, ValueMapping, setting_changes
+from helios.actions import JobSetting, Outcome, Ranking, Reorder, Result
+from helios.changes import GONE, Change, ValueMapping, each_job
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
 from helios.simulate.core.state import NEVER, NOBODY, Workload
@@ -291,26 +291,25 @@ class SimulatedCluster(ABC):
         """Return whether Helios has set ``setting`` of a job."""
 
     @abstractmethod
-    def _apply_change(self, change: SettingChange[Any], job: int) -> Outcome:
+    def _apply_change(self, change: Change[float], job: int) -> Outcome:
         """Change a setting of a pending job, if that is allowed."""
 
     @abstractmethod
     def _set_urgencies(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         """Set urgencies by position and return the number of each of ``_RESULTS``."""
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions and return an outcome for each job that they name."""
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply changes and return the outcome of each."""
+        single = each_job(
+            changes,
+            pending=self._changed_jobs,
+            is_set=lambda setting, job_id: self._is_set(setting, self._position[job_id]),
+        )
         return [
-            change.outcome(Result.GONE, remark=GONE)
-            if (job := self._pending_position(change.job_id)) is None
+            change.outcome(Result.GONE, GONE)
+            if (job := self._pending_position(change.target)) is None
             else self._apply_change(change, job)
-            for action in actions
-            for change in setting_changes(
-                action,
-                self._mapping,
-                pending=self._changed_jobs,
-                is_set=lambda setting, job_id: self._is_set(setting, self._position[job_id]),
-            )
+            for change in single
         ]
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
@@ -329,8 +328,12 @@ class SimulatedCluster(ABC):
             jobs = reorder.snapshot.positions(reorder.rows, self._view.facts)
             if jobs is not None:
                 return jobs, reorder.urgency
-        jobs = np.array([self._position.get(entry.job_id, NOBODY) for entry in reorder.order], dtype=np.int64)
-        return jobs, np.array([entry.urgency for entry in reorder.order], dtype=np.float64)
+        urgency = np.array([entry.urgency for entry in reorder.order], dtype=np.float64)
+        return self.positions([entry.job_id for entry in reorder.order]), urgency
+
+    def positions(self, job_ids: Sequence[str]) -> Jobs:
+        """Return the positions of jobs, NOBODY where there is none of that id."""
+        return np.array([self._position.get(job_id, NOBODY) for job_id in job_ids], dtype=np.int64)
 
 
 def refuse_unequal(**lengths: int) -> None:
@@ -341,7 +344,7 @@ def refuse_unequal(**lengths: int) -> None:
 
 
 def _unique_ids(job_ids: NDArray[np.object_]) -> list[str]:
-    """Return the site's ids, with -2, -3, ... appended where one is used again."""
+    """Return the site's ids, numbered where one is used again."""
     ids = list(map(str, job_ids))
     if len(set(ids)) == len(ids):
         return ids

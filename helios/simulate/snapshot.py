@@ -169,7 +169,7 @@ def _to_frame_column(values: Values) -> Any:
 
 @lru_cache(maxsize=64)
 def _words_or_nan(words: tuple[str, ...]) -> NDArray[np.object_]:
-    """Return the words as objects, and a missing value last, which code -1 takes."""
+    """Return the words as objects, a missing value last for -1."""
     return np.array([*words, np.nan], dtype=np.object_)
 
 
@@ -184,7 +184,7 @@ def shown_priority(urgency: NDArray[np.float64], *, steps: int, held: NDArray[np
 
 
 def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns:
-    """Return the predictions of pending ``jobs`` now, and the columns equal for all jobs.
+    """Return predictions of pending ``jobs``, and columns equal for all.
 
     A replay measures the worth of predictions, so it never orders by size.
     """
@@ -341,7 +341,7 @@ class QueueColumns:
         self._frames: Frames | None = None
 
     def freeze(self) -> Frames:
-        """Return the rows, of which the first call fixes the content as of now."""
+        """Return the rows, fixed as of the first call."""
         if self._frames is None:
             self._frames = self._read()
         return self._frames

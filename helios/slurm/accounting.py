@@ -208,7 +208,7 @@ class Accounting:
 
 
 def _check_whole(answer: Path, *, end: str) -> None:
-    """Raise AnswerNotUnderstood unless a file begins with a header and ends with a record."""
+    """Raise AnswerNotUnderstood unless a file has its header and end."""
     with answer.open("rb") as file:
         begins = file.read(len(_HEADER)) == _HEADER
         file.seek(-min(len(end), file.seek(0, os.SEEK_END)), os.SEEK_END)

@@ -329,7 +329,7 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
 
 
 def _job_gres(field: Mapping[str, str], name: str) -> parse.Gpus:
-    """Return a job's GPUs, shards or MPS shares, from TRES or from its request.
+    """Return a job's GPUs, shards or MPS shares.
 
     The request counts where the site does not account for them as TRES.
     """

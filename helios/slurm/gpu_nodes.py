@@ -91,7 +91,7 @@ def site_gpus(groups: Iterable[NodeGroup], partitions: Iterable[PartitionRules],
 
 
 def _table(text: str) -> Iterator[tuple[str, NodeGpus]]:
-    """Yield the nodes of a table, whose names may be lists such as ``n[1-4,7]``."""
+    """Yield the nodes of a table, also of lists as ``n[1-4,7]``."""
     heads: list[str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

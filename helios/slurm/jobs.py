@@ -16,15 +16,18 @@ from functools import partial
 import pandas as pd
 
 from helios import ownership
-from helios.actions import JobAction, JobSetting, Outcome, Result
+from helios.actions import JobSetting, Outcome, Result
 from helios.changes import (
     CHANGED,
     GONE,
     SOFT_LIMIT_FLAG,
+    Change,
     ChangeContext,
-    SettingChange,
+    Key,
+    Setting,
+    ValueMapping,
     check_change,
-    setting_changes,
+    each_job,
     slurm_value_mapping,
 )
 from helios.errors import AnswerNotUnderstood, HeliosError
@@ -72,6 +75,8 @@ class QueueReading:
         Slurm's release.
     undo : JobsUndo
         What Helios wrote.
+    mapping : ValueMapping
+        SiteFactor or TimeMin of a requested value.
     soft_limits : bool
         Whether a TimeMin is a soft limit here. Otherwise it lets Slurm shorten the job.
     """
@@ -80,9 +85,10 @@ class QueueReading:
     factors: Mapping[str, SiteFactor]
     release: tuple[int, int]
     undo: JobsUndo
+    mapping: ValueMapping[int]
     soft_limits: bool = False
 
-    def value(self, setting: JobSetting, job_id: str) -> int | None:
+    def value(self, setting: Setting, job_id: str) -> int | None:
         """Return a pending job's current SiteFactor or TimeMin.
 
         A TimeMin is in minutes, 0 for none. None where the value cannot be read now.
@@ -92,7 +98,7 @@ class QueueReading:
         factor = self.factors.get(job_id)
         return None if factor is None or factor.direct else factor.value
 
-    def is_ours(self, setting: JobSetting, job_id: str) -> bool:
+    def is_ours(self, setting: Setting, job_id: str) -> bool:
         """Return whether a job's value is Helios' own.
 
         It is if it has Helios' mark and a record of it exists.
@@ -112,7 +118,7 @@ class QueueReading:
         shown = self.value(JobSetting.ORDER, job_id) is not None
         return 0 if shown else self.undo.last(JobSetting.ORDER, self.jobs[job_id])
 
-    def suspect(self, setting: JobSetting, job_id: str) -> str:
+    def suspect(self, setting: Setting, job_id: str) -> str:
         """Return why a value with Helios' mark is left unchanged.
 
         Empty where the value has no mark, or is proved to be Helios'.
@@ -135,10 +141,10 @@ class QueueReading:
             return True
         return setting is JobSetting.ORDER and self.hidden(job_id) != 0
 
-    def undo_entry(self, setting: JobSetting, job_id: str, value: int) -> UndoEntry:
+    def undo_entry(self, setting: Setting, job_id: str, value: int) -> UndoEntry:
         """Return a pending job's entry of the undo file."""
         job = self.jobs[job_id]
-        return UndoEntry(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
+        return UndoEntry(setting=JobSetting(setting), job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
 def has_soft_limits(configuration: Mapping[str, str]) -> bool:
@@ -148,16 +154,17 @@ def has_soft_limits(configuration: Mapping[str, str]) -> bool:
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
 
 
-def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome | None:
+def check_update(change: Change[float], reading: QueueReading) -> Outcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
-    setting, job_id = change.setting, change.job_id
+    setting, job_id = change.setting, change.target
     if job_id not in reading.jobs:
-        return change.outcome(Result.GONE, remark=GONE)
+        return change.outcome(Result.GONE, GONE)
     job = reading.jobs[job_id]
     context = ChangeContext(
+        mapping=reading.mapping,
         before=reading.value(setting, job_id),
         is_set=reading.is_ours(setting, job_id),
         excluded_reason=translate.excluded_reason(job, reading.factors.get(job_id), reading.undo),
@@ -170,18 +177,18 @@ def check_update(change: SettingChange[int], reading: QueueReading) -> Outcome |
     return check_change(change, context)
 
 
-def size(change: SettingChange[int], reading: QueueReading, *, most: int) -> float:
+def size(change: Change[float], reading: QueueReading, *, most: int) -> float:
     """Return how large a change is, for the order of writes.
 
     Reverts come first, with 2.5 or 3. Other changes lie between 0 and 2.
     """
-    before = reading.value(change.setting, change.job_id) or 0
+    before, wanted = reading.value(change.setting, change.target) or 0, reading.mapping.wanted(change)
     if change.is_revert:
         return 3.0 if before else 2.5
     if change.setting is JobSetting.ORDER:
-        return abs(change.wanted - before) / most
-    limit = translate.to_minutes(reading.jobs[change.job_id]["time_limit_s"])
-    return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
+        return abs(wanted - before) / most
+    limit = translate.to_minutes(reading.jobs[change.target]["time_limit_s"])
+    return abs(wanted - (before or limit)) / max(limit, wanted)
 
 
 def now() -> datetime:
@@ -259,13 +266,13 @@ class SlurmCluster:
             nodes=translate.node_states(nodes),
         )
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions, read back, and return the outcome for each job.
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply changes, read back, and return the outcome of each.
 
         Values are in the undo file before they are written. Right before a block of jobs is written, its jobs are read
-        again: what somebody changed meanwhile is not written and is ``REFUSED``. A ``Revert`` that names no jobs
-        reverts the values that are proved to be Helios' own. It refuses, job by job, values that have the mark but no
-        record, and values that Slurm hides. An array task that changed although no action requested it has the outcome
+        again: what somebody changed meanwhile is not written and is ``REFUSED``. A revert of ``EVERY`` job reverts the
+        values that are proved to be Helios' own. It refuses, job by job, values that have the mark but no record, and
+        values that Slurm hides. An array task that changed although no change requested it has the outcome
         ``MISMATCH``.
 
         Raises
@@ -275,15 +282,10 @@ class SlurmCluster:
         UndoNotWritten
             The intended values cannot be recorded. Nothing was written.
         """
-        if not actions:
+        if not changes:
             return []
         reading = self._read_queue()
-        terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=self._most))
-        changes = [
-            change
-            for action in actions
-            for change in setting_changes(action, terms, pending=lambda: reading.jobs, is_set=reading.is_to_revert)
-        ]
+        changes = list(each_job(changes, pending=lambda: reading.jobs, is_set=reading.is_to_revert))
         checked = {at: check_update(change, reading) for at, change in enumerate(changes)}
         outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
         outcomes |= self._left_unwritten(
@@ -339,6 +341,7 @@ class SlurmCluster:
             factors=self._sprio(()),
             release=self._release,
             undo=self._undo,
+            mapping=slurm_value_mapping(site_factor=partial(ownership.site_factor, most=self._most)),
             soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
@@ -370,35 +373,35 @@ class SlurmCluster:
             )
         return factors
 
-    def _left_unwritten(self, changes: Mapping[int, SettingChange[int]], reading: QueueReading) -> dict[int, Outcome]:
+    def _left_unwritten(self, changes: Mapping[int, Change[float]], reading: QueueReading) -> dict[int, Outcome]:
         """Return the outcomes of changes that are not written in this call.
 
         They are overruled by a later change, or exceed the budget of jobs.
         """
-        last = {(change.setting, change.job_id): at for at, change in changes.items()}
+        last = {change.key: at for at, change in changes.items()}
         sizes: dict[str, float] = {}
         for (_, job_id), at in last.items():
             sizes[job_id] = max(sizes.get(job_id, 0.0), size(changes[at], reading, most=self._most))
         first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_cycle])
         outcomes: dict[int, Outcome] = {}
         for at, change in changes.items():
-            before = reading.value(change.setting, change.job_id)
-            if last[change.setting, change.job_id] != at:
-                outcomes[at] = change.outcome(Result.REFUSED, before=before, remark=OVERRULED)
-            elif change.job_id not in first:
-                outcomes[at] = change.outcome(Result.POSTPONED, before=before, remark=SPENT)
+            before = reading.value(change.setting, change.target)
+            if last[change.key] != at:
+                outcomes[at] = reading.mapping.outcome(change, Result.REFUSED, before=before, remark=OVERRULED)
+            elif change.target not in first:
+                outcomes[at] = reading.mapping.outcome(change, Result.POSTPONED, before=before, remark=SPENT)
         return outcomes
 
     def _write(
-        self, changes: Mapping[int, SettingChange[int]], reading: QueueReading
+        self, changes: Mapping[int, Change[float]], reading: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
         """Record changes, write them, read them back, and return their outcomes.
 
         The second value has the outcomes of jobs that changed although no change was requested for them.
         """
-        last = {at: self._undo.last(it.setting, reading.jobs[it.job_id]) for at, it in changes.items()}
-        meant = [reading.undo_entry(it.setting, it.job_id, it.wanted) for it in changes.values() if it.wanted]
-        self._undo.add(meant, queue=self._queue)
+        last = {at: self._undo.last(JobSetting(it.setting), reading.jobs[it.target]) for at, it in changes.items()}
+        meant = [reading.undo_entry(it.setting, it.target, reading.mapping.wanted(it)) for it in changes.values()]
+        self._undo.add((entry for entry in meant if entry.value), queue=self._queue)
         outcomes, answers = self._write_blocks(changes, reading, last)
         written = {at: change for at, change in changes.items() if at not in outcomes}
         try:
@@ -406,28 +409,29 @@ class SlurmCluster:
         except HeliosError as reason:
             why = f"it was written, but could not be read back: {reason.message}"
             return outcomes | {
-                at: change.outcome(
+                at: reading.mapping.outcome(
+                    change,
                     Result.FAILED,
-                    before=reading.value(change.setting, change.job_id),
-                    remark=answers[change.job_id] or why,
+                    before=reading.value(change.setting, change.target),
+                    remark=answers[change.target] or why,
                 )
                 for at, change in written.items()
             }, []
         outcomes |= {
-            at: outcome_after(change, reading, after, answers[change.job_id]) for at, change in written.items()
+            at: outcome_after(change, reading, after, answers[change.target]) for at, change in written.items()
         }
         # Values that were reverted and are gone, or that were overwritten with 0 where Slurm hides the value.
         gone = [
-            after.undo_entry(change.setting, change.job_id, 0)
+            after.undo_entry(change.setting, change.target, 0)
             for change in written.values()
-            if change.is_revert and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
+            if change.is_revert and change.target in after.jobs and not after.value(change.setting, change.target)
         ]
         with suppress(UndoNotWritten):
             self._undo.add(gone)
         return outcomes, list(_unrequested_changes(written.values(), reading, after))
 
     def _write_blocks(
-        self, changes: Mapping[int, SettingChange[int]], reading: QueueReading, last: Mapping[int, int]
+        self, changes: Mapping[int, Change[float]], reading: QueueReading, last: Mapping[int, int]
     ) -> tuple[dict[int, Outcome], dict[str, str]]:
         """Read each block of jobs again and write what nobody has changed.
 
@@ -442,7 +446,7 @@ class SlurmCluster:
         answers: dict[str, str] = {}
         blocks = list(_blocks(changes, reading))
         for place, block in enumerate(blocks):
-            wrote = {(it.setting, it.job_id): it.wanted for it in changes.values() if it.job_id in answers}
+            wrote = {it.key: reading.mapping.wanted(it) for it in changes.values() if it.target in answers}
             try:
                 again = self._read_again(block.values(), reading)
                 refused = {at: why for at, it in block.items() if (why := recheck(it, reading, again, wrote))}
@@ -452,20 +456,20 @@ class SlurmCluster:
                 if not answers:
                     raise
                 # Something was written before, which must be read back and reported.
-                return outcomes, answers | {it.job_id: reason.message for of in blocks[place:] for it in of.values()}
+                return outcomes, answers | {it.target: reason.message for of in blocks[place:] for it in of.values()}
             answers |= {update.job_id: answer for update, answer in zip(updates, of_block, strict=True)}
             outcomes |= refused
             with suppress(UndoNotWritten):  # they were recorded as about to be written
                 self._undo.add(_entry_of_unwritten(block[at], reading, again, last[at]) for at in refused)
         return outcomes, answers
 
-    def _read_again(self, changes: Collection[SettingChange[int]], reading: QueueReading) -> QueueReading:
+    def _read_again(self, changes: Collection[Change[float]], reading: QueueReading) -> QueueReading:
         """Return a new reading of the changed jobs alone.
 
         ``squeue`` is asked only where it matters, for the tasks of an array and a TimeMin.
         """
-        job_ids = list(dict.fromkeys(change.job_id for change in changes))
-        soft = {change.job_id for change in changes if change.setting is JobSetting.SOFT_LIMIT}
+        job_ids = list(dict.fromkeys(change.target for change in changes))
+        soft = {change.target for change in changes if change.setting is JobSetting.SOFT_LIMIT}
         listed = [job_id for job_id in job_ids if job_id in soft or reading.jobs[job_id]["tasks"] > 1]
         jobs = {job_id: reading.jobs[job_id] for job_id in job_ids if job_id not in set(listed)}
         if listed:
@@ -474,16 +478,14 @@ class SlurmCluster:
         return replace(reading, jobs=jobs, factors=self._sprio(job_ids))
 
 
-def _blocks(
-    changes: Mapping[int, SettingChange[int]], reading: QueueReading
-) -> Iterator[dict[int, SettingChange[int]]]:
+def _blocks(changes: Mapping[int, Change[float]], reading: QueueReading) -> Iterator[dict[int, Change[float]]]:
     """Yield changes in blocks of jobs, arrays first.
 
     A write to an array also reaches its tasks that have left it.
     """
-    of_job: dict[str, dict[int, SettingChange[int]]] = {}
+    of_job: dict[str, dict[int, Change[float]]] = {}
     for at, change in changes.items():
-        of_job.setdefault(change.job_id, {})[at] = change
+        of_job.setdefault(change.target, {})[at] = change
     arrays = [job_id for job_id in of_job if reading.jobs[job_id]["tasks"] > 1]
     others = [job_id for job_id in of_job if reading.jobs[job_id]["tasks"] <= 1]
     for group in (arrays, others):
@@ -493,7 +495,7 @@ def _blocks(
 
 
 def recheck(
-    change: SettingChange[int], before: QueueReading, again: QueueReading, wrote: Mapping[tuple[JobSetting, str], int]
+    change: Change[float], before: QueueReading, again: QueueReading, wrote: Mapping[Key, int]
 ) -> Outcome | None:
     """Return the outcome of a change that may no longer be written.
 
@@ -506,58 +508,59 @@ def recheck(
         What this call has written already. It reaches a task that has left its array, too.
     """
     outcome = check_update(change, again)
-    if change.job_id not in again.jobs:
+    if change.target not in again.jobs:
         return outcome
-    was, now = before.value(change.setting, change.job_id), again.value(change.setting, change.job_id)
-    array = again.jobs[change.job_id]["array_job_id"] or ""
+    was, now = before.value(change.setting, change.target), again.value(change.setting, change.target)
+    array = again.jobs[change.target]["array_job_id"] or ""
     is_known = now in {was, wrote.get((change.setting, array), was)}
-    if is_known or now is None or (change.is_revert and again.is_ours(change.setting, change.job_id)):
+    if is_known or now is None or (change.is_revert and again.is_ours(change.setting, change.target)):
         return outcome
     if outcome is not None and outcome.result is Result.UNCHANGED:
         return outcome
-    stood = "what Slurm hid" if was is None else change.terms.words(change.setting, was)
-    found = f"{change.terms.words(change.setting, now)} was found instead of {stood}, and stays"
-    return change.outcome(Result.REFUSED, before=now, remark=f"{CHANGED}: {found}")
+    setting, words = JobSetting(change.setting), again.mapping.words
+    stood = "what Slurm hid" if was is None else words(setting, was)
+    found = f"{words(setting, now)} was found instead of {stood}, and stays"
+    return again.mapping.outcome(change, Result.REFUSED, before=now, remark=f"{CHANGED}: {found}")
 
 
-def _entry_of_unwritten(change: SettingChange[int], before: QueueReading, again: QueueReading, last: int) -> UndoEntry:
+def _entry_of_unwritten(change: Change[float], before: QueueReading, again: QueueReading, last: int) -> UndoEntry:
     """Return the undo file's last entry of a value that was not written.
 
     The value was recorded before, as if it had been.
     """
-    value = again.value(change.setting, change.job_id) if change.job_id in again.jobs else None
+    value = again.value(change.setting, change.target) if change.target in again.jobs else None
     if value is not None:
-        last = value if again.is_ours(change.setting, change.job_id) else 0
-    return before.undo_entry(change.setting, change.job_id, last)
+        last = value if again.is_ours(change.setting, change.target) else 0
+    return before.undo_entry(change.setting, change.target, last)
 
 
 def _pending(jobs: Sequence[RawJob]) -> dict[str, RawJob]:
     return {job["job_id"]: job for job in jobs if job["state"] == "PENDING"}
 
 
-def outcome_after(change: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
+def outcome_after(change: Change[float], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
     """Return the outcome of a written change.
 
     It follows from the values read before and after, and from Slurm's answer.
     """
-    was = before.value(change.setting, change.job_id)
-    if change.job_id not in after.jobs:
-        return change.outcome(Result.GONE, before=was, remark=GONE)
-    read = after.value(change.setting, change.job_id)
-    if read == change.wanted:
-        return change.outcome(Result.DONE, before=was, after=read)
+    was, outcome = before.value(change.setting, change.target), partial(before.mapping.outcome, change)
+    if change.target not in after.jobs:
+        return outcome(Result.GONE, before=was, remark=GONE)
+    read = after.value(change.setting, change.target)
+    if read == before.mapping.wanted(change):
+        return outcome(Result.DONE, before=was, after=read)
     if answer:
-        return change.outcome(Result.FAILED, before=was, after=read, remark=answer)
+        return outcome(Result.FAILED, before=was, after=read, remark=answer)
     if read is not None:
         stands = "what was there before stands" if read == was else OTHERS
-        return change.outcome(Result.MISMATCH, before=was, after=read, remark=f"Slurm accepted it, and {stands}")
+        return outcome(Result.MISMATCH, before=was, after=read, remark=f"Slurm accepted it, and {stands}")
     if change.is_revert:
-        own, now = before.jobs[change.job_id]["priority"], after.jobs[change.job_id]["priority"]
-        wrote = change.terms.words(change.setting, before.hidden(change.job_id))
-        done = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
+        own, now = before.jobs[change.target]["priority"], after.jobs[change.target]["priority"]
+        wrote = before.mapping.words(JobSetting.ORDER, before.hidden(change.target))
+        done = outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
         return replace(done, before=f"priority {own}", after=f"priority {now}")
     # It was written. With any other outcome it would not be recorded as a change to revert.
-    return change.outcome(Result.DONE, before=was, remark=UNSEEN)
+    return outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
 def _undo_file_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
@@ -582,13 +585,13 @@ def _undo_file_corrections(reading: QueueReading) -> Iterator[UndoEntry]:
 
 
 def _unrequested_changes(
-    changes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
+    changes: Iterable[Change[float]], before: QueueReading, after: QueueReading
 ) -> Iterator[Outcome]:
     """Yield the outcomes of array tasks that changed although nobody requested it.
 
     They are tasks that had left an array before the array was written.
     """
-    asked = {(change.setting, change.job_id): change for change in changes}
+    asked: dict[Key, Change[float]] = {change.key: change for change in changes}
     for job_id, job in before.jobs.items():
         for setting in JobSetting:
             change = asked.get((setting, job["array_job_id"] or ""))
@@ -596,14 +599,14 @@ def _unrequested_changes(
                 continue
             was, now = before.value(setting, job_id), after.value(setting, job_id)
             if was is not None and now is not None and was != now:
-                own = replace(change, job_id=job_id)
-                yield own.outcome(Result.MISMATCH, before=was, after=now, remark=UNASKED)
+                task = replace(change, target=job_id)
+                yield before.mapping.outcome(task, Result.MISMATCH, before=was, after=now, remark=UNASKED)
 
 
-def _to_updates(changes: Sequence[SettingChange[int]], reading: QueueReading) -> list[JobUpdate]:
-    by_job: dict[str, dict[JobSetting, int]] = {}
+def _to_updates(changes: Sequence[Change[float]], reading: QueueReading) -> list[JobUpdate]:
+    by_job: dict[str, dict[Setting, int]] = {}
     for change in changes:
-        by_job.setdefault(change.job_id, {})[change.setting] = change.wanted
+        by_job.setdefault(change.target, {})[change.setting] = reading.mapping.wanted(change)
     updates = []
     for job_id, wanted in by_job.items():
         job = reading.jobs[job_id]

@@ -157,7 +157,7 @@ def _series(site: SlurmSite, racks: Mapping[str, str]) -> list[tuple[int, tuple[
 
 
 def _connected(sets: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Return the sets in groups of those that overlap, also by way of others."""
+    """Return the sets in groups that overlap, directly or by others."""
     groups: list[list[tuple[int, ...]]] = []
     for one in sorted(sets):
         touching = [group for group in groups if any(not set(one).isdisjoint(other) for other in group)]
@@ -167,7 +167,7 @@ def _connected(sets: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 
 
 def _counts(series: Sequence[tuple[int, tuple[str, ...]]], size: int) -> dict[int, int]:
-    """Return the number of weights that blocks of ``size`` need above each own weight."""
+    """Return how many weights blocks need above each own weight."""
     counts: dict[int, int] = {}
     for weight, nodes in series:
         counts[weight] = max(counts.get(weight, 0), -(-len(nodes) // size))
@@ -202,7 +202,7 @@ def _conf_lines(conf: str, blocks: Sequence[WeightBlock]) -> Iterator[str]:
 
 
 def _values(key: str, text: str, chosen: Sequence[int], *, n_nodes: int) -> str:
-    """Return a value of a ``NodeName`` line for the nodes at some places of it."""
+    """Return a value of a ``NodeName`` line for some of its nodes."""
     values = _in_order(text) if key.lower() in _PER_NODE_KEYS else []
     if len(values) != n_nodes:
         return text
@@ -214,7 +214,7 @@ def _values(key: str, text: str, chosen: Sequence[int], *, n_nodes: int) -> str:
 
 
 def _in_order(text: str) -> list[str]:
-    """Return the values of a list in the order in which they are written."""
+    """Return the values of a list as they are written."""
     found: list[str] = []
     for word in COMMA_OUTSIDE_BRACKETS.split(text):
         head, opened, rest = word.partition("[")

@@ -8,20 +8,12 @@ those of slurm.conf, and the next reading shows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from helios.actions import (
-    KeepAwake,
-    NodeAction,
-    NodeOutcome,
-    NodeSetting,
-    PowerDown,
-    PowerUp,
-    Result,
-    RevertNodes,
-)
+from helios.actions import NodeOutcome, NodeSetting, Result
+from helios.changes import ASLEEP, AWAKE, LIST, Change, Setting, nodes_named, sleeps
 from helios.errors import HeliosError, HostlistInvalid
 from helios.model import NodePower, Snapshot
 from helios.slurm import parse, translate
@@ -40,8 +32,6 @@ from helios.slurm.power import (
     same_list,
     why_not_wake,
 )
-
-# Requested changes of nodes, each of one setting of one node, and whether they may be written.
 
 DOWN, UP = "POWER_DOWN", "POWER_UP"
 """The only two states that are written. ``POWER_DOWN_ASAP`` would drain nodes, and ``POWER_DOWN_FORCE`` kills jobs."""
@@ -78,7 +68,7 @@ class NodeReading:
         kept = kept_awake(nodes, powering.surroundings.exclusions)
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
-    def current_value(self, setting: NodeSetting, node: str) -> str:
+    def current_value(self, setting: Setting, node: str) -> str:
         """Return the current value of a node's setting, in Slurm's words.
 
         Empty where the node does not exist.
@@ -92,164 +82,95 @@ class NodeReading:
         return "+".join(filter(None, (self.nodes[node]["state"], self.nodes[node]["flags"])))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedNodeUpdate:
-    """Requested value of one setting of one node.
+def node_update(change: Change[str]) -> NodeUpdate:
+    """Return the values to write to a node."""
+    if change.setting is NodeSetting.WEIGHT:
+        return NodeUpdate(node=change.target, weight=_weight(change.value))
+    return NodeUpdate(node=change.target, state=DOWN if change.value == ASLEEP else UP)
 
-    Attributes
-    ----------
-    wanted : str
-        :data:`DOWN` or :data:`UP`, a weight, or the whole keep-awake list.
-    note : str
-        Text that is added to the outcome's remark.
+
+def whole_list(change: Change[str], reading: NodeReading) -> Change[str]:
+    """Return a change whose keep-awake list has the site's own entries.
+
+    Other changes stay as they are. Nodes that do not exist are left out, since Slurm accepts a list with one (26.05.5),
+    and then may keep nothing awake.
     """
-
-    action: str
-    setting: NodeSetting
-    node: str
-    reason: str
-    wanted: str
-    note: str = ""
-
-    @property
-    def update(self) -> NodeUpdate:
-        """The values to write to the node.
-
-        It does not apply to the keep-awake list, which is not a value of one node.
-        """
-        if self.setting is NodeSetting.WEIGHT:
-            return NodeUpdate(node=self.node, weight=_weight(self.wanted))
-        return NodeUpdate(node=self.node, state=self.wanted)
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether it puts the node to sleep."""
-        return self.setting is NodeSetting.POWER and self.wanted == DOWN
-
-    @property
-    def rank(self) -> int:
-        """Position among changes that share a budget, lowest first."""
-        if self.action == RevertNodes.__name__:
-            return 0
-        return {UP: 1, DOWN: 3}.get(self.wanted, 2)
-
-    def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
-        """Return ``result`` as the outcome of this change."""
-        return NodeOutcome(
-            action=self.action,
-            setting=self.setting,
-            node=self.node,
-            result=result,
-            reason=self.reason,
-            before=before,
-            after=after,
-            remark="; ".join(filter(None, (remark, self.note))),
-        )
+    if change.key != LIST or change.is_revert:
+        return change
+    own = reading.powering.settings.keep_awake if change.own is None else change.own
+    names = [node for node in nodes_named(change.value) if node in reading.nodes]
+    return replace(change, value=join_exceptions(own, names))
 
 
-def to_node_updates(action: NodeAction, reading: NodeReading) -> Iterator[PlannedNodeUpdate]:
-    """Yield the changes that an action requests.
-
-    Raises
-    ------
-    TypeError
-        There is no such action on nodes.
-    """
-
-    def planned(setting: NodeSetting, node: str, wanted: str, note: str = "") -> PlannedNodeUpdate:
-        name, reason = type(action).__name__, action.reason
-        return PlannedNodeUpdate(action=name, setting=setting, node=node, reason=reason, wanted=wanted, note=note)
-
-    if isinstance(action, PowerDown | PowerUp):
-        yield planned(NodeSetting.POWER, action.node, DOWN if isinstance(action, PowerDown) else UP)
-    elif isinstance(action, KeepAwake):
-        own = reading.powering.settings.keep_awake if action.own is None else action.own
-        wanted = join_exceptions(own, [node for node in action.nodes if node in reading.nodes])
-        # Slurm accepts a list with a node that does not exist (26.05.5), and then may keep nothing awake.
-        missing = ", ".join(node for node in action.nodes if node not in reading.nodes)
-        note = f"left out, as there are no such nodes: {missing}" if missing else ""
-        yield planned(NodeSetting.KEEP_AWAKE, "", wanted, note)
-    elif isinstance(action, RevertNodes):
-        for node, own in action.own:
-            yield planned(action.setting, node, UP if action.setting is NodeSetting.POWER else own)
-    else:
-        raise TypeError(f"{type(action).__name__} is no action on nodes; there are {_NAMES}")
-
-
-_NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, RevertNodes))
-
-
-def check_node_update(change: PlannedNodeUpdate, reading: NodeReading) -> NodeOutcome | None:
+def check_node_update(change: Change[str], reading: NodeReading) -> NodeOutcome | None:
     """Return the outcome of a change that is not written.
 
     It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
-    if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in reading.nodes:
-        return change.outcome(Result.GONE, remark=NO_NODE)
-    before = reading.current_value(change.setting, change.node)
+    if change.setting is not NodeSetting.KEEP_AWAKE and change.target not in reading.nodes:
+        return change.outcome(Result.GONE, NO_NODE)
+    before = reading.current_value(change.setting, change.target)
     if is_in_state(change, reading):
         return change.outcome(Result.UNCHANGED, before=before, after=before)
-    wakes = change.setting is NodeSetting.POWER and change.wanted == UP
-    if wakes and power(reading.nodes[change.node]) is NodePower.FALLING_ASLEEP:
-        return change.outcome(Result.POSTPONED, before=before, remark=FALLING)
+    wakes = change.setting is NodeSetting.POWER and change.value == AWAKE
+    if wakes and power(reading.nodes[change.target]) is NodePower.FALLING_ASLEEP:
+        return change.outcome(Result.POSTPONED, FALLING, before=before)
     why = _why_not_written(change, reading)
-    return change.outcome(Result.REFUSED, before=before, remark=why) if why else None
+    return change.outcome(Result.REFUSED, why, before=before) if why else None
 
 
-def is_in_state(change: PlannedNodeUpdate, reading: NodeReading) -> bool:
+def is_in_state(change: Change[str], reading: NodeReading) -> bool:
     """Return whether a node has or gets the requested value.
 
     The node must exist.
     """
     if change.setting is NodeSetting.KEEP_AWAKE:
-        return same_list(reading.powering.settings.keep_awake, change.wanted)
-    node = reading.nodes[change.node]
+        return same_list(reading.powering.settings.keep_awake, change.value)
+    node = reading.nodes[change.target]
     if change.setting is NodeSetting.WEIGHT:
-        return node["weight"] == _weight(change.wanted)
-    return power(node) in (_ON_THE_WAY_DOWN if change.wanted == DOWN else _ON_THE_WAY_UP)
+        return node["weight"] == _weight(change.value)
+    return power(node) in (_ON_THE_WAY_DOWN if change.value == ASLEEP else _ON_THE_WAY_UP)
 
 
-def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
+def node_outcome_after(change: Change[str], before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
     """Return the outcome of a written change.
 
     It follows from the values read before and after, and from Slurm's answer.
     """
-    was, read = before.current_value(change.setting, change.node), after.current_value(change.setting, change.node)
+    was, read = before.current_value(change.setting, change.target), after.current_value(change.setting, change.target)
     if not read:
-        return change.outcome(Result.GONE, before=was, remark=NO_NODE)
+        return change.outcome(Result.GONE, NO_NODE, before=was)
     if is_in_state(change, after):
         # A job that was started before the sleep took effect is safe, because Slurm waits for its end.
-        remark = TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
-        return change.outcome(Result.DONE, before=was, after=read, remark=remark)
+        remark = TAKEN if sleeps(change) and not is_idle(after.nodes[change.target]) else ""
+        return change.outcome(Result.DONE, remark, before=was, after=read)
     if answer:
-        return change.outcome(Result.FAILED, before=was, after=read, remark=answer)
-    return change.outcome(
-        Result.MISMATCH, before=was, after=read, remark="Slurm accepted it, and something else stands"
-    )
+        return change.outcome(Result.FAILED, answer, before=was, after=read)
+    return change.outcome(Result.MISMATCH, "Slurm accepted it, and something else stands", before=was, after=read)
 
 
-def _why_not_written(change: PlannedNodeUpdate, reading: NodeReading) -> str:
+def _why_not_written(change: Change[str], reading: NodeReading) -> str:
     """Return why a change must not be written now.
 
     Empty where it may.
     """
     if change.setting is NodeSetting.WEIGHT:
-        return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
+        return "" if _weight(change.value) is not None else f"{change.value!r} is no weight"
     if change.setting is NodeSetting.KEEP_AWAKE:
         return _why_no_list(change, reading)
-    node = reading.nodes[change.node]
-    if change.wanted == UP:
+    node = reading.nodes[change.target]
+    if change.value == AWAKE:
         return why_not_wake(node) or ("" if power(node) else "it does not answer")
     return _why_awake(node, reading)
 
 
-def _why_no_list(change: PlannedNodeUpdate, reading: NodeReading) -> str:
+def _why_no_list(change: Change[str], reading: NodeReading) -> str:
     if reading.powering.release < KEEP_AWAKE_SINCE:
         return TOO_OLD
-    if reading.powering.settings.why_not and change.action != RevertNodes.__name__:
+    if reading.powering.settings.why_not and not change.is_revert:
         return reading.powering.settings.why_not
     try:
-        keep_awake_list(change.wanted)
+        keep_awake_list(change.value)
     except HostlistInvalid as reason:
         return reason.message
     return ""
@@ -263,6 +184,22 @@ def _why_awake(node: RawNode, reading: NodeReading) -> str:
     if not is_idle(node):
         return f"it is not idle: {reading.current_value(NodeSetting.POWER, node['name'])}"
     return "SuspendExcNodes keeps it awake" if node["name"] in reading.warm else ""
+
+
+def _rank(change: Change[str]) -> int:
+    """Return the position among changes that share a budget, lowest first."""
+    if change.is_revert:
+        return 0
+    return 2 if change.setting is not NodeSetting.POWER else 3 if sleeps(change) else 1
+
+
+def _with_left_out(outcome: NodeOutcome, change: Change[str], reading: NodeReading) -> NodeOutcome:
+    """Add to the outcome of a keep-awake list which of its nodes do not exist."""
+    if change.key != LIST or change.is_revert:
+        return outcome
+    missing = ", ".join(node for node in nodes_named(change.value) if node not in reading.nodes)
+    note = f"left out, as there are no such nodes: {missing}" if missing else ""
+    return replace(outcome, remark="; ".join(filter(None, (outcome.remark, note))))
 
 
 def _weight(text: str) -> int | None:
@@ -332,48 +269,48 @@ class SlurmNodes:
             power=powering.settings,
         )
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply actions, read back, and return the outcome for each node.
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply changes, read back, and return the outcome of each.
 
         Raises
         ------
         ClusterUnavailable
             The cluster cannot be reached. Nothing was written.
         """
-        if not actions:
+        if not changes:
             return []
         reading = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
-        changes = [change for action in actions for change in to_node_updates(action, reading)]
-        checked = {at: check_node_update(change, reading) for at, change in enumerate(changes)}
+        whole = [whole_list(change, reading) for change in changes]
+        checked = {at: check_node_update(change, reading) for at, change in enumerate(whole)}
         outcomes = {at: outcome for at, outcome in checked.items() if outcome is not None}
-        last = {(change.setting, change.node): at for at, change in enumerate(changes)}
-        open_changes = {at: change for at, change in enumerate(changes) if at not in outcomes}
-        due = [at for at, change in open_changes.items() if last[change.setting, change.node] == at]
-        due.sort(key=lambda at: changes[at].rank)
+        last = {change.key: at for at, change in enumerate(whole)}
+        open_changes = {at: change for at, change in enumerate(whole) if at not in outcomes}
+        due = [at for at, change in open_changes.items() if last[change.key] == at]
+        due.sort(key=lambda at: _rank(whole[at]))
         left_out = dict.fromkeys(open_changes.keys() - due, (Result.REFUSED, OVERRULED))
         left_out |= dict.fromkeys(due[self._writes_per_cycle :], (Result.POSTPONED, SPENT))
         for at, (result, why) in left_out.items():
-            before = reading.current_value(changes[at].setting, changes[at].node)
-            outcomes[at] = changes[at].outcome(result, before=before, remark=why)
+            before = reading.current_value(whole[at].setting, whole[at].target)
+            outcomes[at] = whole[at].outcome(result, why, before=before)
         outcomes |= self._write({at: change for at, change in open_changes.items() if at not in outcomes}, reading)
-        return [outcomes[at] for at in range(len(changes))]
+        return [_with_left_out(outcomes[at], change, reading) for at, change in enumerate(changes)]
 
     def close(self) -> None:
         """Close the backend."""
         self.backend.close()
 
-    def _write(self, changes: Mapping[int, PlannedNodeUpdate], reading: NodeReading) -> dict[int, NodeOutcome]:
+    def _write(self, changes: Mapping[int, Change[str]], reading: NodeReading) -> dict[int, NodeOutcome]:
         """Write changes, read them back, and return their outcomes.
 
         Sleeps are written last, and each is checked once more right before.
         """
-        sleeps = {at: change for at, change in changes.items() if change.sleeps}
-        others = {at: change for at, change in changes.items() if not change.sleeps}
+        to_sleep = {at: change for at, change in changes.items() if sleeps(change)}
+        others = {at: change for at, change in changes.items() if not sleeps(change)}
         answers = self._write_and_answer(others, first=True)
         outcomes: dict[int, NodeOutcome] = {}
-        if sleeps:
-            outcomes = self._drop_late_sleeps(sleeps, reading, first=not others)
-            ready = {at: change for at, change in sleeps.items() if at not in outcomes}
+        if to_sleep:
+            outcomes = self._drop_late_sleeps(to_sleep, reading, first=not others)
+            ready = {at: change for at, change in to_sleep.items() if at not in outcomes}
             answers |= self._write_and_answer(ready, first=not others)
         if not answers:
             return outcomes
@@ -385,13 +322,13 @@ class SlurmNodes:
         except HeliosError as reason:
             why = f"it was written, but could not be read back: {reason.message}"
             for at in answers:
-                before = reading.current_value(changes[at].setting, changes[at].node)
-                outcomes[at] = changes[at].outcome(Result.FAILED, before=before, remark=why)
+                before = reading.current_value(changes[at].setting, changes[at].target)
+                outcomes[at] = changes[at].outcome(Result.FAILED, why, before=before)
             return outcomes
         return outcomes | {at: node_outcome_after(changes[at], reading, after, answers[at]) for at in answers}
 
     def _drop_late_sleeps(
-        self, sleeps: Mapping[int, PlannedNodeUpdate], reading: NodeReading, *, first: bool
+        self, to_sleep: Mapping[int, Change[str]], reading: NodeReading, *, first: bool
     ) -> dict[int, NodeOutcome]:
         """Return the outcomes of sleeps that must no longer be written.
 
@@ -404,31 +341,31 @@ class SlurmNodes:
             if first:
                 raise
             why = f"not written: {reason.message}"
-            return {at: change.outcome(Result.FAILED, remark=why) for at, change in sleeps.items()}
+            return {at: change.outcome(Result.FAILED, why) for at, change in to_sleep.items()}
         return {
             at: current_value
-            for at, change in sleeps.items()
+            for at, change in to_sleep.items()
             if (current_value := check_node_update(change, fresh)) is not None
         }
 
-    def _write_and_answer(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
+    def _write_and_answer(self, changes: Mapping[int, Change[str]], *, first: bool) -> dict[int, str]:
         """Write changes, and return Slurm's answer to each.
 
         With ``first``, nothing was written before, and a cluster that does not answer is an error.
         """
         answers: dict[int, str] = {}
-        nodes: dict[int, PlannedNodeUpdate] = {}
+        nodes: dict[int, Change[str]] = {}
         for at, change in changes.items():
             if change.setting is not NodeSetting.KEEP_AWAKE:
                 nodes[at] = change
                 continue
             try:
-                answers[at] = self.operations.keep_awake(change.wanted)
+                answers[at] = self.operations.keep_awake(change.value)
             except HeliosError as reason:
                 answers[at] = reason.message  # the list may have been written, so it must be read back and reported
         if nodes:
             try:
-                of_nodes = self.backend.change_nodes([change.update for change in nodes.values()])
+                of_nodes = self.backend.change_nodes([node_update(change) for change in nodes.values()])
             except HeliosError as reason:
                 if first and not answers:
                     raise

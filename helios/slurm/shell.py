@@ -110,7 +110,7 @@ class Shell:
         return answer.output
 
     def answer(self, program: str, *words: str, stdin: bytes = b"", timeout_s: float | None = None) -> CommandResult:
-        """Run ``program`` with ``stdin`` as input, and return its result, also if it failed.
+        """Run ``program`` on ``stdin``, and return its result or failure.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Shell:
 
 
 def quoted(text: str) -> str:
-    """Return the end of a program's message on one line, for an error message."""
+    """Return the end of a program's message on one line."""
     return " ".join(text.split())[-_LONGEST_QUOTE:] or "it said nothing"
 
 

@@ -716,7 +716,7 @@ def _mib(line: ConfLine, key: str) -> int:
 
 
 def _gres_of_node(line: ConfLine) -> dict[str, dict[str, int]]:
-    """Return the GPUs, shards and MPS shares of each type in a line's GRES.
+    """Return GPUs, shards and MPS shares by type in a line's GRES.
 
     Example: ``gpu:a100:4(S:0-1),gpu:8,shard:32``.
     """

@@ -21,7 +21,6 @@ from helios.cli.options import (
     described,
     expand,
     moment,
-    named_timezone,
     refuse_misplaced,
     select_cluster,
 )
@@ -50,19 +49,9 @@ def study_(
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
     resource: OfResource = None,
-    change: Annotated[
-        str | None, Option(help="When something changed, to compare before and after. Default: the middle.")
-    ] = None,
     report: Report = None,
     out: Annotated[
         Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
-    ] = None,
-    levels: Annotated[
-        Path | None,
-        Option(
-            help="Study a folder of files with the GPUs of each partition by minute (total_gpu_num, running_gpu_num, "
-            "pending_gpu_num) instead of jobs. Only the first statement is known then."
-        ),
     ] = None,
     keep: Annotated[bool, Option("--keep", help="Also keep it as the latest study, which helios web shows.")] = False,
     as_json: AsJson = False,
@@ -87,9 +76,6 @@ def study_(
     )
     from helios.study.text import statement_tables  # noqa: PLC0415 - as above
 
-    if levels is not None:
-        _study_levels(levels, timezone=source.timezone, cluster=source.cluster, as_json=as_json)
-        return
     settings = configuration().settings
     with progress_bars() as progress:
         if source.trace is None:
@@ -135,7 +121,6 @@ def study_(
             report=report,
             out=out,
             energy=settings.energy,
-            change=moment(change, timezone=found.history.timezone),
         )
         if report is not None:
             write_page(report, page)
@@ -145,18 +130,6 @@ def study_(
         print_message(
             f"Kept: {store_study(found, Path(settings.report.folder), energy=settings.energy, now=datetime.now(UTC))}"
         )
-    print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
-
-
-def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as_json: bool) -> None:
-    from helios.study.levels_file import read_partition_levels  # noqa: PLC0415 - as above
-    from helios.study.study import study_levels  # noqa: PLC0415 - see cli.replays
-    from helios.study.text import statement_tables  # noqa: PLC0415 - as above
-
-    paths = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else [folder]
-    recorded = read_partition_levels(paths, timezone=named_timezone(timezone, configuration()) or "UTC")
-    found = study_levels(recorded, cluster=cluster or folder.name)
-    print_notes(found.notes)
     print_result(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 
 

@@ -32,7 +32,7 @@ from helios.report.charts import (
     time_axis,
 )
 from helios.report.html import PageSection, TableCells
-from helios.study.figures.source import FEW_PEOPLE, THE_REST, FigureData, HereAndThere, Panel, Series
+from helios.study.figures.source import FEW_PEOPLE, THE_REST, ClusterComparison, FigureData, Panel, Series
 from helios.study.figures.time import WEEKDAYS
 from helios.study.text import Statement, Verdict, first_statements
 from helios.units import percent
@@ -167,7 +167,11 @@ def latex(text: str) -> str:
 
 
 def study_sections(
-    *, statements: Sequence[Statement], figures: Sequence[FigureData], beside: HereAndThere | None, notes: Sequence[str]
+    *,
+    statements: Sequence[Statement],
+    figures: Sequence[FigureData],
+    beside: ClusterComparison | None,
+    notes: Sequence[str],
 ) -> list[PageSection]:
     """Return the sections of a study's page.
 
@@ -175,7 +179,7 @@ def study_sections(
 
     Parameters
     ----------
-    beside : HereAndThere, optional
+    beside : ClusterComparison, optional
         Published clusters to show, or None.
     """
     sections = [

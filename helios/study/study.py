@@ -17,7 +17,7 @@ import pyarrow as pa
 from helios.app.history import LoadedHistory, choose_cluster, live_window
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
-from helios.metrics.blocks import Finding, unknown_finding
+from helios.metrics.blocks import Finding
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.window import RECORD_COLUMNS, record_window
@@ -28,11 +28,10 @@ from helios.report.admin.sacct_format import ReportTable
 from helios.report.stored_study import StoredStudy, study_path
 from helios.study.capacity import Capacity, find_capacity
 from helios.study.figures.catalog import study_figures
-from helios.study.figures.source import FigureData, FigureSource, NamedLevel, here_and_there
+from helios.study.figures.source import FigureData, FigureSource, NamedLevel, compare_clusters
 from helios.study.statements import jobs as job_findings
 from helios.study.statements import levels
 from helios.study.statements.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
-from helios.study.statements.levels import RecordedLevels, idle_beside_waiting_levels
 from helios.study.text import Source, Statement, statements
 from helios.units import HOUR_S
 from helios.warehouse import Warehouse
@@ -117,36 +116,6 @@ class Study:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyOfLevels:
-    """Study of a cluster from levels of its partitions.
-
-    Attributes
-    ----------
-    recorded : RecordedLevels
-        The levels.
-    statements, notes : tuples
-        As in a study of jobs.
-    """
-
-    cluster: str
-    recorded: RecordedLevels
-    statements: tuple[Statement, ...]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the study as plain values."""
-        return {
-            "cluster": self.cluster,
-            "timezone": self.recorded.timezone,
-            "from": iso_time(self.recorded.start_s),
-            "to": iso_time(self.recorded.end_s),
-            "resource": "gpus",
-            "statements": [statement.to_json() for statement in self.statements],
-            "notes": list(self.notes),
-        }
-
-
 def idle_levels(result: Study) -> list[NamedLevel]:
     """Return the idle units beside waiting jobs, by pool and day."""
     if result.idle is None or len(result.capacity.pools) < 2:
@@ -180,7 +149,6 @@ def write_study(
     report: Path | None,
     out: Path | None,
     energy: Energy | None = None,
-    change: datetime | None = None,
 ) -> tuple[str, list[Path]]:
     """Write the files of a study, and return its page.
 
@@ -194,13 +162,11 @@ def write_study(
         Folder of the files. None where none are written.
     energy : Energy, optional
         Draw of nodes, and prices.
-    change : datetime, optional
-        When something changed; by default the middle of the window.
     """
     from helios.report.html import render_sections  # noqa: PLC0415 - drawing takes a second to import
     from helios.study.page import write_files  # noqa: PLC0415 - as above
 
-    source, figures = _figures(result, audience=audience, energy=energy, change=change)
+    source, figures = _figures(result, audience=audience, energy=energy)
     files = write_files(out, result.statements, figures) if out is not None else []
     if report is None:
         return "", files
@@ -425,21 +391,6 @@ def find_all(
     return sorted(with_reasons, key=lambda finding: finding.number)
 
 
-def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
-    """Return the study of levels of partitions.
-
-    Levels have no jobs, so only the first statement is known, as an upper bound.
-    """
-    first = idle_beside_waiting_levels(recorded)
-    findings = [first, *(unknown_finding(number, "jobs") for number in range(2, STATEMENTS + 1))]
-    return StudyOfLevels(
-        cluster=cluster,
-        recorded=recorded,
-        statements=tuple(statements(findings, unit="GPU", source=Source())),
-        notes=tuple(str(note) for note in first.parts.get("notes", ())),
-    )
-
-
 def command_source(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
     """Return the options that select a history in commands."""
     cluster_option = ["--cluster", cluster] if cluster is not None else []
@@ -494,9 +445,7 @@ def _notes(history: StudyHistory) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _figures(
-    result: Study, *, audience: str, energy: Energy | None, change: datetime | None = None
-) -> tuple[FigureSource, list[FigureData]]:
+def _figures(result: Study, *, audience: str, energy: Energy | None) -> tuple[FigureSource, list[FigureData]]:
     source = FigureSource(
         result.history,
         result.capacity,
@@ -505,7 +454,6 @@ def _figures(
         unusable=unusable_levels(result),
         findings=result.findings,
         energy=energy,
-        change_s=None if change is None else int(change.timestamp()),
     )
     return source, list(study_figures(source))
 
@@ -526,6 +474,6 @@ def _sections(result: Study, source: FigureSource, figures: Sequence[FigureData]
     return study_sections(
         statements=result.statements,
         figures=figures,
-        beside=here_and_there(source) if source.n else None,
+        beside=compare_clusters(source) if source.n else None,
         notes=result.notes,
     )

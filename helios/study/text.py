@@ -21,6 +21,42 @@ OF_THE_WAREHOUSE = ("helios report", "helios model drift")
 """Commands that read loaded clusters only."""
 SHOWN_FIRST = 3
 """Statements at the top of a page."""
+_HOURS = "{unit} hours a week"
+COMMANDS = {
+    1: "helios whatif --nodes {nodes}",
+    2: "helios power weights",
+    3: "helios whatif",
+    4: "helios energy whatif",
+    7: "helios report users",
+    8: "helios report users",
+    9: "helios report partitions",
+    10: "helios simulate --service soft_limits",
+    12: "helios whatif",
+    13: "helios whatif",
+    14: "helios model evaluate",
+    16: "helios report trials",
+    18: "helios model drift",
+}
+"""What to type next, by finding."""
+
+_HOURS = "{unit} hours a week"
+
+COMMANDS = {
+    1: "helios whatif --nodes {nodes}",
+    2: "helios power weights",
+    3: "helios whatif",
+    4: "helios energy whatif",
+    7: "helios report users",
+    8: "helios report users",
+    9: "helios report partitions",
+    10: "helios simulate --service soft_limits",
+    12: "helios whatif",
+    13: "helios whatif",
+    14: "helios model evaluate",
+    16: "helios report trials",
+    18: "helios model drift",
+}
+"""What to type next, by finding."""
 
 
 class Verdict(StrEnum):
@@ -493,7 +529,6 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
     )
 
 
-_HOURS = "{unit} hours a week"
 WORDS: Mapping[int, _Words] = {
     1: _Words(
         "idle_while_jobs_wait_elsewhere",
@@ -521,22 +556,6 @@ WORDS: Mapping[int, _Words] = {
     19: _Words("requeues", "Hours lost to requeues", "share", _requeues),
     20: _Words("cpu_jobs_on_gpu_nodes", "CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
 }
-COMMANDS = {
-    1: "helios whatif --nodes {nodes}",
-    2: "helios power weights",
-    3: "helios whatif",
-    4: "helios energy whatif",
-    7: "helios report users",
-    8: "helios report users",
-    9: "helios report partitions",
-    10: "helios simulate --service soft_limits",
-    12: "helios whatif",
-    13: "helios whatif",
-    14: "helios model evaluate",
-    16: "helios report trials",
-    18: "helios model drift",
-}
-"""What to type next, by finding."""
 THRESHOLDS: Mapping[int, _Thresholds] = {
     1: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),
     2: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),

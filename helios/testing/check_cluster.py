@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import pandas as pd
 
-from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.actions import JobSetting, Outcome, Reorder, Result, SoftLimit
+from helios.changes import Change, revert_job
 from helios.model import PREDICTIONS, Snapshot
 from helios.ports import Cluster
 
@@ -50,7 +50,7 @@ def check_cluster(make: Make) -> None:
         try:
             check(cluster)
         finally:
-            cluster.apply([Revert(reason="the check is over")])
+            _revert_all(cluster)
 
 
 def _check_snapshot(cluster: Cluster) -> None:
@@ -62,17 +62,17 @@ def _check_snapshot(cluster: Cluster) -> None:
             bool(snapshot.pending[name].isna().all()), "a snapshot carries no predictions; they are added later", name
         )
     _expect(set(snapshot.pending["state"]) <= {"PENDING"}, "pending jobs are PENDING", set(snapshot.pending["state"]))
-    _expect(cluster.apply([]) == [], "no actions, no outcomes", cluster)
+    _expect(cluster.apply([]) == [], "no changes, no outcomes", cluster)
 
 
 def _check_orders(cluster: Cluster) -> None:
     before = cluster.snapshot()
     first, second, _ = _jobs_to_try(before)
     order = _an_order(before, **{first: -0.5, second: 0.8})
-    outcomes = cluster.apply([order])
+    outcomes = cluster.apply(order)
     _expect(
         [outcome.job_id for outcome in outcomes] == [second, first],
-        "one outcome for each place, in its order",
+        "one outcome for each change, in their order",
         outcomes,
     )
     for outcome in outcomes:
@@ -81,9 +81,9 @@ def _check_orders(cluster: Cluster) -> None:
             bool(outcome.before and outcome.after and outcome.reason), "what was done says before, after, why", outcome
         )
     after = cluster.snapshot()
-    for place in order.order:
-        observed = _value(after, place.job_id, "urgency")
-        _expect(abs(observed - place.urgency) <= TOLERANCE, f"an urgency of {place.urgency} reads back", observed)
+    for change in order:
+        observed = _value(after, change.target, "urgency")
+        _expect(abs(observed - change.value) <= TOLERANCE, f"an urgency of {change.value} reads back", observed)
     _check_priorities(before, after, up=second, down=first)
 
 
@@ -91,24 +91,24 @@ def _check_idempotence(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, third = _jobs_to_try(snapshot)
     order = _an_order(snapshot, **{first: 0.31, second: -0.77, third: 0.0})
-    cluster.apply([order])
-    again = cluster.apply([order])
+    cluster.apply(order)
+    again = cluster.apply(order)
     _expect(_results(again) == {Result.UNCHANGED}, "what already is so is UNCHANGED", again)
 
 
 def _check_exclusions(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     (first, *_), unknown_id = _jobs_to_try(snapshot), "999999999"
-    outcomes = cluster.apply([_an_order(snapshot, **{unknown_id: 0.9, first: 0.5})])
+    outcomes = cluster.apply(_an_order(snapshot, **{unknown_id: 0.9, first: 0.5}))
     by_job = {outcome.job_id: outcome for outcome in outcomes}
     _expect(by_job[unknown_id].result is Result.GONE, "a job that there is not is GONE", by_job[unknown_id])
     _expect(by_job[first].result is Result.DONE, "what fails for one job does not stop the others", by_job[first])
     for job_id in snapshot.running["job_id"].head(3):
-        (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
+        (outcome,) = cluster.apply(_an_order(snapshot, **{job_id: 0.5}))
         _expect(outcome.result is Result.GONE, "a running job is GONE", outcome)
     excluded = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
     for job_id in excluded.head(3):
-        (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
+        (outcome,) = cluster.apply(_an_order(snapshot, **{job_id: 0.5}))
         _expect(
             outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome
         )
@@ -116,7 +116,7 @@ def _check_exclusions(cluster: Cluster) -> None:
 
 def _check_soft_limits(cluster: Cluster) -> None:
     job_id, *_ = _jobs_to_try(cluster.snapshot())
-    limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="contract")
+    limit = _a_limit(job_id)
     (outcome,) = cluster.apply([limit])
     if outcome.result is Result.REFUSED:
         _expect(bool(outcome.remark), "a refused soft limit says why", outcome)
@@ -134,14 +134,14 @@ def _check_soft_limits(cluster: Cluster) -> None:
 def _check_revert_all(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     cluster.apply(_an_order_and_a_limit(snapshot))
-    done = cluster.apply([Revert(reason="contract")])
+    done = _revert_all(cluster)
     _expect(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
     after = cluster.snapshot().pending
     _expect(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
     _expect(
         bool(after["soft_limit_s"].isna().all()), "after a restore no soft limit stands", after["soft_limit_s"].tolist()
     )
-    again = cluster.apply([Revert(reason="contract")])
+    again = _revert_all(cluster)
     # A value that has Helios' mark but is in no record is refused, and named, each time.
     _expect(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
@@ -150,7 +150,7 @@ def _check_revert_by_name(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()
     first, second, _ = _jobs_to_try(snapshot)
     cluster.apply(_an_order_and_a_limit(snapshot))
-    cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
+    cluster.apply([revert_job(JobSetting.ORDER, first, reason="contract")])
     after = cluster.snapshot()
     _expect(
         _value(after, first, "urgency") == 0,
@@ -160,10 +160,24 @@ def _check_revert_by_name(cluster: Cluster) -> None:
     _expect(_value(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
 
 
-def _an_order_and_a_limit(snapshot: Snapshot) -> list[JobAction]:
+def _revert_all(cluster: Cluster) -> list[Outcome]:
+    return cluster.apply([revert_job(setting, reason="contract") for setting in JobSetting])
+
+
+def _an_order_and_a_limit(snapshot: Snapshot) -> list[Change[float]]:
     first, second, third = _jobs_to_try(snapshot)
-    soft = SoftLimit(job_id=third, run_time=timedelta(minutes=11), reason="contract")
-    return [_an_order(snapshot, **{first: 0.6, second: -0.6}), soft]
+    return [*_an_order(snapshot, **{first: 0.6, second: -0.6}), _a_limit(third)]
+
+
+def _a_limit(job_id: str) -> Change[float]:
+    eleven_min_s = 660.0
+    return Change(
+        setting=JobSetting.SOFT_LIMIT,
+        target=job_id,
+        value=eleven_min_s,
+        reason="contract",
+        action=SoftLimit.__name__,
+    )
 
 
 def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
@@ -183,14 +197,20 @@ def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
     raise AssertionError("the cluster to check needs three pending jobs in one partition that may be changed")
 
 
-def _an_order(snapshot: Snapshot, **urgencies: float) -> Reorder:
+def _an_order(snapshot: Snapshot, **urgencies: float) -> list[Change[float]]:
     first, *_ = _jobs_to_try(snapshot)
-    places = (
-        Place(job_id=job_id, urgency=urgency, reason="contract")
+    partition = str(snapshot.pending.set_index("job_id")["partition"][first])
+    return [
+        Change(
+            setting=JobSetting.ORDER,
+            target=job_id,
+            value=urgency,
+            reason="contract",
+            action=Reorder.__name__,
+            partition=partition,
+        )
         for job_id, urgency in sorted(urgencies.items(), key=lambda item: -item[1])
-    )
-    partition = snapshot.pending.set_index("job_id")["partition"][first]
-    return Reorder(partition=partition, order=tuple(places), reason="contract")
+    ]
 
 
 def _check_priorities(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:

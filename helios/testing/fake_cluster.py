@@ -16,16 +16,8 @@ from typing import Any
 import pandas as pd
 
 from helios import ownership
-from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import (
-    GONE,
-    NO_RECORD,
-    ChangeContext,
-    SettingChange,
-    check_change,
-    setting_changes,
-    slurm_value_mapping,
-)
+from helios.actions import JobSetting, Outcome, Result
+from helios.changes import GONE, NO_RECORD, Change, ChangeContext, check_change, each_job, slurm_value_mapping
 from helios.choices import Domain
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, Snapshot
@@ -125,7 +117,7 @@ class FakeCluster(Faults):
     soft_limits : bool
         Whether the site has enabled soft limits. Otherwise they are refused.
     writes_per_cycle : int, optional
-        Most writes of one :meth:`apply`, in the order of the actions; the others are postponed. None means no limit.
+        Most writes of one :meth:`apply`, in the order of the changes; the others are postponed. None means no limit.
 
     Attributes
     ----------
@@ -133,8 +125,8 @@ class FakeCluster(Faults):
         Number of writes that reached a job.
     looks : int
         Number of snapshots taken.
-    applied : list of tuple of JobAction
-        The actions of each :meth:`apply`.
+    applied : list of tuple of Change
+        The changes of each :meth:`apply`.
     """
 
     def __init__(
@@ -153,7 +145,7 @@ class FakeCluster(Faults):
         self.soft_limits = soft_limits
         self.writes_per_cycle = writes_per_cycle
         self.looks = 0
-        self.applied: list[tuple[JobAction, ...]] = []
+        self.applied: list[tuple[Change[float], ...]] = []
         self._site_factor_most = site_factor_most
         self._mapping = slurm_value_mapping(site_factor=self.site_factor)
         self._jobs: dict[str, _Job] = {}
@@ -313,8 +305,8 @@ class FakeCluster(Faults):
             cluster=self.name,
         )
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply ``actions`` and return their outcomes.
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        """Apply ``changes`` and return their outcomes.
 
         Raises
         ------
@@ -324,39 +316,39 @@ class FakeCluster(Faults):
             :meth:`crash_after` asked for it.
         """
         self._answer()
-        self.applied.append(tuple(actions))
+        self.applied.append(tuple(changes))
         self._writes_left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
         return [
-            self._apply_change(change)
-            for action in actions
-            for change in setting_changes(action, self._mapping, pending=self._pending_ids, is_set=self._is_set)
+            self._apply_change(change) for change in each_job(changes, pending=self._pending_ids, is_set=self._is_set)
         ]
 
-    def _apply_change(self, change: SettingChange[int]) -> Outcome:
-        job = self._pending(change.job_id)
+    def _apply_change(self, change: Change[float]) -> Outcome:
+        job, setting = self._pending(change.target), JobSetting(change.setting)
         if job is None:
-            return change.outcome(Result.GONE, remark=GONE)
-        outcome = check_change(change, self._change_context(change, job))
+            return change.outcome(Result.GONE, GONE)
+        outcome = check_change(change, self._change_context(setting, job))
         if outcome is not None:
             return outcome
-        before = _value(job, change.setting)
+        before = _value(job, setting)
         if self._writes_left == 0:
-            return change.outcome(Result.POSTPONED, before=before, remark="the writes of this cycle are spent")
+            remark = "the writes of this cycle are spent"
+            return self._mapping.outcome(change, Result.POSTPONED, before=before, remark=remark)
         return self._write(change, job, before)
 
-    def _change_context(self, change: SettingChange[int], job: _Job) -> ChangeContext:
-        value, limit_s = _value(job, change.setting), job.row["time_limit_s"]
-        hidden = self._hides(change.setting, job)
-        is_marked = not hidden and _is_marked(change.setting, value)
+    def _change_context(self, setting: JobSetting, job: _Job) -> ChangeContext:
+        value, limit_s = _value(job, setting), job.row["time_limit_s"]
+        hidden = self._hides(setting, job)
+        is_marked = not hidden and _is_marked(setting, value)
         return ChangeContext(
+            mapping=self._mapping,
             before=None if hidden else value,
-            is_set=not hidden and _is_recorded(job, change.setting),
+            is_set=not hidden and _is_recorded(job, setting),
             excluded_reason=self._excluded_reason(job),
             soft_limits=self.soft_limits,
             time_limit=0 if limit_s is None or math.isinf(limit_s) else round(limit_s / 60),
-            hidden=_last_written(job, change.setting) if hidden else 0,
+            hidden=_last_written(job, setting) if hidden else 0,
             hides_site_factor=self._hides(JobSetting.ORDER, job),
-            suspect=NO_RECORD if is_marked and not _is_recorded(job, change.setting) else "",
+            suspect=NO_RECORD if is_marked and not _is_recorded(job, setting) else "",
         )
 
     def _is_set(self, setting: JobSetting, job_id: str) -> bool:
@@ -373,15 +365,17 @@ class FakeCluster(Faults):
         is_eligible = eligible_at is not None and bool(eligible_at <= self.now)
         return setting is JobSetting.ORDER and (bool(job.admin_action) or not is_eligible)
 
-    def _write(self, change: SettingChange[int], job: _Job, before: int) -> Outcome:
-        if refusal := self._refusal(change.job_id):
-            return change.outcome(Result.FAILED, before=before, remark=refusal)
+    def _write(self, change: Change[float], job: _Job, before: int) -> Outcome:
+        if refusal := self._refusal(change.target):
+            return self._mapping.outcome(change, Result.FAILED, before=before, remark=refusal)
         self._writes_left -= 1
-        job.written[change.setting].append(change.wanted)
+        setting, wanted = JobSetting(change.setting), self._mapping.wanted(change)
+        job.written[setting].append(wanted)
         if not self._is_swallowed():
-            setattr(job, "site_factor" if change.setting is JobSetting.ORDER else "time_min", change.wanted)
-        after = _value(job, change.setting)
-        return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
+            setattr(job, "site_factor" if setting is JobSetting.ORDER else "time_min", wanted)
+        after = _value(job, setting)
+        result = Result.DONE if after == wanted else Result.MISMATCH
+        return self._mapping.outcome(change, result, before=before, after=after)
 
     def _pending(self, job_id: str) -> _Job | None:
         job = self._jobs.get(job_id)

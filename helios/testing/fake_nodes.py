@@ -8,12 +8,13 @@ job wakes the nodes that it needs; and a reconfiguration resets weights and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from helios.actions import KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result
+from helios.actions import NodeOutcome, NodeSetting, Result
+from helios.changes import ASLEEP, Change, nodes_named
 from helios.model import NodePower, PowerSettings, Snapshot
 from helios.model.nodes import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
@@ -386,8 +387,8 @@ class FakeNodes(PoweredNodes, Faults):
         Number of writes that reached a node or the list.
     looks : int
         Number of snapshots taken.
-    steered : list of tuple of NodeAction
-        The actions of each :meth:`steer`.
+    steered : list of tuple of Change
+        The changes of each :meth:`steer`.
     power_downs : list of PowerDownSeen
         State of each node that :meth:`steer` powered down, at that time.
     """
@@ -397,7 +398,7 @@ class FakeNodes(PoweredNodes, Faults):
         Faults.__init__(self)
         self.can_keep_awake, self.why_not, self.lax = can_keep_awake, why_not, lax
         self.looks = 0
-        self.steered: list[tuple[NodeAction, ...]] = []
+        self.steered: list[tuple[Change[str], ...]] = []
         self.power_downs: list[PowerDownSeen] = []
 
     # Failures.
@@ -447,8 +448,8 @@ class FakeNodes(PoweredNodes, Faults):
             ),
         )
 
-    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Apply ``actions`` and return their outcomes.
+    def steer(self, changes: Sequence[Change[str]]) -> list[NodeOutcome]:
+        """Apply ``changes`` and return their outcomes.
 
         Raises
         ------
@@ -458,33 +459,20 @@ class FakeNodes(PoweredNodes, Faults):
             :meth:`crash_after` asked for it.
         """
         self._answer()
-        self.steered.append(tuple(actions))
-        return [outcome for action in actions for outcome in self._apply(action)]
+        self.steered.append(tuple(changes))
+        return [self._apply(change) for change in changes]
 
-    def _apply(self, action: NodeAction) -> Iterator[NodeOutcome]:
-        if isinstance(action, PowerDown):
-            yield self._sleep(_Change(action=action, setting=NodeSetting.POWER, node=action.node))
-        elif isinstance(action, PowerUp):
-            yield self._wake(_Change(action=action, setting=NodeSetting.POWER, node=action.node))
-        elif isinstance(action, KeepAwake):
-            change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="")
-            own = self.keep_awake if action.own is None else action.own
-            yield self._set_keep_awake(change, fold([*expand(own), *action.nodes]))
-        else:
-            for name, own in action.own:
-                yield self._revert(_Change(action=action, setting=action.setting, node=name), own)
+    def _apply(self, change: Change[str]) -> NodeOutcome:
+        if change.setting is NodeSetting.WEIGHT:
+            return self._set_weight(change, float(change.value))
+        if change.setting is NodeSetting.KEEP_AWAKE:
+            own = self.keep_awake if change.own is None else change.own
+            wanted = change.value if change.is_revert else fold([*expand(own), *nodes_named(change.value)])
+            return self._set_keep_awake(change, wanted)
+        return self._sleep(change) if change.value == ASLEEP else self._wake(change)
 
-    def _revert(self, change: _Change, own: str) -> NodeOutcome:
-        if change.setting is NodeSetting.POWER:
-            return self._wake(change)
-        return (
-            self._set_weight(change, float(own))
-            if change.setting is NodeSetting.WEIGHT
-            else self._set_keep_awake(change, own)
-        )
-
-    def _sleep(self, change: _Change) -> NodeOutcome:
-        if (node := self._nodes.get(change.node)) is None:
+    def _sleep(self, change: Change[str]) -> NodeOutcome:
+        if (node := self._nodes.get(change.target)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before = self._describe(node)
         if self.power_of(node.name) in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
@@ -510,8 +498,8 @@ class FakeNodes(PoweredNodes, Faults):
 
         return self._write(change, lambda: self._describe(node), power_down, falls_asleep)
 
-    def _wake(self, change: _Change) -> NodeOutcome:
-        if (node := self._nodes.get(change.node)) is None:
+    def _wake(self, change: Change[str]) -> NodeOutcome:
+        if (node := self._nodes.get(change.target)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before, power = self._describe(node), self.power_of(node.name)
         if power in {NodePower.AWAKE, NodePower.WAKING}:
@@ -527,7 +515,7 @@ class FakeNodes(PoweredNodes, Faults):
             lambda: node.power is NodePower.WAKING,
         )
 
-    def _set_keep_awake(self, change: _Change, wanted: str) -> NodeOutcome:
+    def _set_keep_awake(self, change: Change[str], wanted: str) -> NodeOutcome:
         before = self._keep_awake_text()
         if not self.can_keep_awake:
             return change.outcome(Result.REFUSED, before=before, remark="SuspendExcNodes cannot be changed live")
@@ -540,8 +528,8 @@ class FakeNodes(PoweredNodes, Faults):
             lambda: self.keep_awake == wanted,
         )
 
-    def _set_weight(self, change: _Change, wanted: float) -> NodeOutcome:
-        if (node := self._nodes.get(change.node)) is None:
+    def _set_weight(self, change: Change[str], wanted: float) -> NodeOutcome:
+        if (node := self._nodes.get(change.target)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before = f"Weight {node.weight:.0f}"
         if node.weight == wanted:
@@ -554,11 +542,11 @@ class FakeNodes(PoweredNodes, Faults):
         )
 
     def _write(
-        self, change: _Change, read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
+        self, change: Change[str], read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
     ) -> NodeOutcome:
         """Write a change, unless a failure is simulated."""
         before = read()
-        if refusal := self._refusal(change.node):
+        if refusal := self._refusal(change.target):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
         if not self._is_swallowed():
             write()
@@ -566,22 +554,3 @@ class FakeNodes(PoweredNodes, Faults):
 
     def _keep_awake_text(self) -> str:
         return f"SuspendExcNodes {self.keep_awake or '(null)'}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    action: NodeAction
-    setting: NodeSetting
-    node: str
-
-    def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
-        return NodeOutcome(
-            action=type(self.action).__name__,
-            setting=self.setting,
-            node=self.node,
-            result=result,
-            reason=self.action.reason,
-            before=before,
-            after=after,
-            remark=remark,
-        )

@@ -94,7 +94,7 @@ def forget(engine: sa.Engine, cluster_id: int, horizon: Horizon) -> dict[str, in
 def _delete_older(
     engine: sa.Engine, cluster_id: int, time: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
 ) -> int:
-    """Delete a cluster's rows whose column ``time`` is older, in batches, and return their number."""
+    """Delete a cluster's older rows in batches, and return their number."""
     is_older = [time.table.c.cluster_id == cluster_id, time < stored_time(before), *conditions]
     last_of_batch = select_older(cluster_id, time, before, *conditions).offset(DELETE_BATCH - 1).limit(1)
     deleted, has_more = 0, True
@@ -110,7 +110,7 @@ def _delete_older(
 def select_older(
     cluster_id: int, time: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
 ) -> sa.Select[Any]:
-    """Return the query of the values of the column ``time`` that are older, oldest first."""
+    """Return the query of older values of ``time``, oldest first."""
     is_older = [time.table.c.cluster_id == cluster_id, time < stored_time(before), *conditions]
     return sa.select(time).where(*is_older).order_by(time)
 

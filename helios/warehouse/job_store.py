@@ -118,7 +118,7 @@ class JobStore(RowStore):
         return frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
 
     def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
-        """Return whether a user has a job with an id as people write it.
+        """Return whether a user has a job of this id.
 
         It takes as long for an id of nobody, of another user and of this one: all jobs since ``since`` are looked at.
         """

@@ -23,7 +23,7 @@ that change the schema need Alembic.
 
 
 def migrations_folder() -> Path:
-    """Return the folder of the migrations, in the installed package or the source checkout."""
+    """Return the folder of the migrations, installed or in the source."""
     here = Path(__file__).resolve().parent
     installed = here / "migrations"
     return installed if installed.is_dir() else here.parents[1] / "db" / "migrations"

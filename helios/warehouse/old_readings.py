@@ -78,14 +78,14 @@ def find_old_rows(connection: sa.Connection, cluster_id: int) -> list[OldRows]:
 
 
 def _old_rows(connection: sa.Connection, kind: str, count: int, condition: sa.ColumnElement[bool]) -> OldRows:
-    """Return rows of a kind, with the first that meets a condition as example."""
+    """Return rows of a kind, with the first as example."""
     query = sa.select(jobs.c.job_id, jobs.c.submitted_at).where(condition)
     example, submitted = connection.execute(query.order_by(jobs.c.submitted_at, jobs.c.job_id).limit(1)).one()
     return OldRows(kind=kind, jobs=int(count), example=example, first_at=datetime.fromtimestamp(submitted / 1e6, UTC))
 
 
 def read_note(connection: sa.Connection, cluster_id: int) -> dict[str, int | None] | None:
-    """Return when a cluster got the present rules, and since when it was read anew.
+    """Return when a cluster got the present rules and was reread.
 
     None where all of it was read by them.
     """
@@ -140,7 +140,7 @@ def _kinds(connection: sa.Connection, cluster_id: int) -> dict[str, sa.ColumnEle
 
 
 def _lists_of_slices(connection: sa.Connection) -> list[int]:
-    """Return the TRES lists that name MIG slices and less than a GPU in all."""
+    """Return the TRES lists with MIG slices below one GPU."""
     query = sa.select(names.c.name_id, names.c.text).where(names.c.text.like("%gres/gpu:%gb%=%"))
     texts = connection.execute(query).all()
     return [number for number, text in texts if 0 < _slices(text) < 1]
@@ -153,7 +153,7 @@ def _slices(text: str) -> float:
 
 
 def has_misread_times(connection: sa.Connection) -> sa.ColumnElement[bool]:
-    """Return the condition that a stored job has a start that it cannot have."""
+    """Return the condition that a stored job's start is impossible."""
     return sa.or_(_OF_1970, _is_revoked(connection))
 
 

@@ -1,4 +1,4 @@
-"""Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader."""
+"""Bulk transport for PostgreSQL by COPY, with Arrow's CSV writer and reader."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _BlockReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with the next bytes, and return their number, 0 at the end."""
+        """Fill ``buffer`` with the next bytes, and return their number."""
         if not self._block:
             self._block = memoryview(next(self._blocks, b""))
         part = self._block[: len(buffer)]

@@ -253,6 +253,6 @@ def _identities(rows: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _is_apart(rows: pd.DataFrame, started: Any, ended: Any) -> Any:
-    """Return which rows began after other runs had ended, or ended before they began."""
+    """Return which rows overlap no other run in time."""
     known = (rows["started_at"] != NEVER_US) & (started != NEVER_US)
     return known & ((rows["started_at"] >= ended) | (rows["ended_at"] <= started))

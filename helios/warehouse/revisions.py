@@ -127,7 +127,7 @@ class RevisionRule:
     misread: sa.ColumnElement[bool] = field(default_factory=sa.false)
 
     def conflict(self, new: Any) -> tuple[dict[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]:
-        """Return the values that a stored job gets from ``new``, and the condition for it."""
+        """Return what a stored job gets from ``new``, and when."""
         return self.values(new), sa.and_(self.differs(new), self.wins(new))
 
     def differs(self, new: Any) -> sa.ColumnElement[bool]:
@@ -145,7 +145,7 @@ class RevisionRule:
         )
 
     def was_read_live(self) -> sa.ColumnElement[bool]:
-        """Return the condition that the live accounting has reported the end of a stored job.
+        """Return the condition that a stored job's end was read live.
 
         The job has ended, and a part of its time from submission to end lies in one of the ``live_periods``.
         """

@@ -272,7 +272,7 @@ class Warehouse(JobStore, ModelStore, TrialStore):
             connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
 
     def edition(self, cluster: str) -> tuple[int, str]:
-        """Return a value that changes with every load and every promotion of a model.
+        """Return a value that changes with each load and promotion.
 
         It is the number of the last load (0 without one) and the id of the incumbent model (empty without one).
         """
@@ -310,7 +310,7 @@ class Warehouse(JobStore, ModelStore, TrialStore):
             return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
-        """Store a ``NODES`` frame, in place of nodes with the same name and partition."""
+        """Store a ``NODES`` frame in place of the same nodes."""
         self._replace(cluster, schema.nodes, model.NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
@@ -502,7 +502,7 @@ class Warehouse(JobStore, ModelStore, TrialStore):
             ).rowcount
 
     def old_rows(self, cluster: str) -> list[OldRows]:
-        """Return the rows of a cluster that an older Helios read wrongly, by kind."""
+        """Return the rows that an older Helios read wrongly, by kind."""
         with reading(self._engine) as connection:
             return old_readings.find_old_rows(connection, find_cluster_id(connection, cluster))
 

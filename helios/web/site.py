@@ -1,4 +1,4 @@
-"""What all pages of the web site share: the reader, the page and the site."""
+"""Readers, pages and the site that all pages of the web share."""
 
 from __future__ import annotations
 

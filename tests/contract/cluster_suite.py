@@ -17,6 +17,7 @@ from helios.changes import CHANGED
 from helios.model import NODE_STATES, QUEUE
 from helios.ports import Cluster
 from helios.testing import check_cluster
+from tests.changes import asked
 
 ByAdmin = Callable[[str, int], None]
 
@@ -79,7 +80,7 @@ class World:
         partition = str(self.of(ranked[0][0])["partition"])
         if meanwhile is not None:
             self.between(meanwhile)
-        return self.cluster.apply([Reorder(partition=partition, order=places, reason="shortest first")])
+        return self.cluster.apply(asked([Reorder(partition=partition, order=places, reason="shortest first")]))
 
 
 def able(hand: ByAdmin | None) -> ByAdmin:
@@ -132,7 +133,7 @@ class ClusterContract:
 
     def test_a_soft_limit_beyond_the_hard_one_is_refused(self, world: World) -> None:
         job_id = world.free()[0]
-        (outcome,) = world.cluster.apply([SoftLimit(job_id=job_id, run_time=timedelta(days=400), reason="p90")])
+        (outcome,) = world.cluster.apply(asked([SoftLimit(job_id=job_id, run_time=timedelta(days=400), reason="p90")]))
         assert outcome.result is Result.REFUSED
 
     def test_a_neutral_order_of_a_neutral_job_writes_nothing(self, world: World) -> None:
@@ -140,7 +141,7 @@ class ClusterContract:
         assert outcome.result is Result.UNCHANGED
 
     def test_a_restore_of_a_job_that_is_not_there_is_gone(self, world: World) -> None:
-        outcomes = world.cluster.apply([Revert(reason="stop", job_ids=("999999",))])
+        outcomes = world.cluster.apply(asked([Revert(reason="stop", job_ids=("999999",))]))
         assert {outcome.result for outcome in outcomes} == {Result.GONE}
 
     def test_a_site_factor_of_an_admin_is_refused_and_survives_a_restore(self, world: World) -> None:
@@ -148,7 +149,7 @@ class ClusterContract:
         able(world.set_site_factor)(job_id, 500)
         before = world.of(job_id)["priority"]
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([Revert(reason="stop")])
+        world.cluster.apply(asked([Revert(reason="stop")]))
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == before
         assert world.of(job_id)["urgency"] == 0
@@ -157,7 +158,7 @@ class ClusterContract:
         job_id = world.free()[0]
         able(world.set_priority)(job_id, 4321)
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([Revert(reason="stop")])
+        world.cluster.apply(asked([Revert(reason="stop")]))
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == 4321
 
@@ -165,8 +166,8 @@ class ClusterContract:
         job_id = world.free()[0]
         able(world.set_time_min)(job_id, 30)
         limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="p90")
-        (outcome,) = world.cluster.apply([limit])
-        world.cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=(job_id,))])
+        (outcome,) = world.cluster.apply(asked([limit]))
+        world.cluster.apply(asked([Revert(reason="stop"), Revert(reason="stop", job_ids=(job_id,))]))
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["user_soft_limit_s"] == 1800
 
@@ -183,22 +184,22 @@ class ClusterContract:
         job_id, other = world.free()[:2]
         world.order({job_id: 0.9, other: 0.5})
         world.between(lambda: able(world.set_site_factor)(job_id, -500))
-        by_job = {outcome.job_id: outcome for outcome in world.cluster.apply([Revert(reason="stop")])}
+        by_job = {outcome.job_id: outcome for outcome in world.cluster.apply(asked([Revert(reason="stop")]))}
         assert (by_job[job_id].result, by_job[other].result) == (Result.REFUSED, Result.DONE)
         assert "-500" in str(world.of(job_id)["excluded_reason"])
-        assert of_job(world.cluster.apply([Revert(reason="stop")]), job_id) == []
+        assert of_job(world.cluster.apply(asked([Revert(reason="stop")])), job_id) == []
 
     def test_what_was_not_written_is_not_expected_on_a_held_job(self, world: World) -> None:
         job_id = world.free()[0]
         world.order({job_id: 0.9}, meanwhile=lambda: able(world.set_site_factor)(job_id, -500))
         world.hold(job_id)
-        assert of_job(world.cluster.apply([Revert(reason="stop", hidden=True)]), job_id) == []
+        assert of_job(world.cluster.apply(asked([Revert(reason="stop")], unseen=True)), job_id) == []
 
     def test_a_job_held_between_reading_and_writing_is_not_written(self, world: World) -> None:
         job_id = world.free()[0]
         (outcome,) = world.order({job_id: 0.9}, meanwhile=lambda: world.hold(job_id))
         assert outcome.result in {Result.REFUSED, Result.POSTPONED}
-        assert of_job(world.cluster.apply([Revert(reason="stop")]), job_id) == []
+        assert of_job(world.cluster.apply(asked([Revert(reason="stop")])), job_id) == []
 
     def test_nothing_is_written_to_a_job_whose_site_factor_is_hidden(self, world: World) -> None:
         job_id = world.free()[0]
@@ -209,18 +210,18 @@ class ClusterContract:
             order=(Place(job_id=job_id, urgency=0.9, reason="short"),),
             reason="shortest first",
         )
-        order, limit = world.cluster.apply([place, soft(job_id)])
+        order, limit = world.cluster.apply(asked([place, soft(job_id)]))
         assert order.result in {Result.POSTPONED, Result.REFUSED}
         assert limit.result in {Result.POSTPONED, Result.REFUSED}
         assert pd.isna(world.of(job_id)["soft_limit_s"])
-        assert of_job(world.cluster.apply([Revert(reason="stop", hidden=True)]), job_id) == []
+        assert of_job(world.cluster.apply(asked([Revert(reason="stop")], unseen=True)), job_id) == []
 
     def test_a_soft_limit_beside_a_hidden_site_factor_is_taken_back(self, world: World) -> None:
         job_id = world.free()[0]
-        (limit,) = world.cluster.apply([soft(job_id)])
+        (limit,) = world.cluster.apply(asked([soft(job_id)]))
         if limit.result is Result.REFUSED:
             pytest.skip("there are no soft limits here")
         world.delayed(job_id)
-        (outcome,) = of_job(world.cluster.apply([Revert(reason="stop")]), job_id)
+        (outcome,) = of_job(world.cluster.apply(asked([Revert(reason="stop")])), job_id)
         assert (outcome.setting, outcome.result) == (JobSetting.SOFT_LIMIT, Result.DONE)
         assert pd.isna(world.of(job_id)["soft_limit_s"])

@@ -23,6 +23,7 @@ from helios.actions import (
 )
 from helios.model import NODE_STATES, NodePower
 from helios.ports import NodeCluster
+from tests.changes import asked_of_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ class NodeWorld:
         """Return what a node does."""
         return self.nodes().loc[node, "power"]
 
-    def steer(self, action: NodeAction) -> NodeOutcome:
+    def steer(self, action: NodeAction, *, own: str | None = None) -> NodeOutcome:
         """Apply one action that has one outcome."""
-        (outcome,) = self.cluster.steer([action])
+        (outcome,) = self.cluster.steer(asked_of_nodes([action], own=own))
         return outcome
 
     def asleep(self) -> str:
@@ -132,7 +133,9 @@ class NodesContract:
 
     def test_a_busy_node_is_refused_and_its_neighbour_is_not(self, world: NodeWorld) -> None:
         busy, idle = world.busy(), world.idle()[0]
-        outcomes = world.cluster.steer([PowerDown(node=busy, reason="why"), PowerDown(node=idle, reason="why")])
+        outcomes = world.cluster.steer(
+            asked_of_nodes([PowerDown(node=busy, reason="why"), PowerDown(node=idle, reason="why")])
+        )
         assert [outcome.result for outcome in outcomes] == [Result.REFUSED, Result.DONE]
         assert outcomes[0].remark
         assert world.power(busy) == NodePower.AWAKE
@@ -149,7 +152,9 @@ class NodesContract:
 
     def test_a_node_that_is_not_there_stops_nobody(self, world: NodeWorld) -> None:
         idle = world.idle()[0]
-        outcomes = world.cluster.steer([PowerDown(node="nobody", reason="why"), PowerDown(node=idle, reason="why")])
+        outcomes = world.cluster.steer(
+            asked_of_nodes([PowerDown(node="nobody", reason="why"), PowerDown(node=idle, reason="why")])
+        )
         assert outcomes[0].result in (Result.FAILED, Result.REFUSED, Result.GONE)
         assert outcomes[1].result is Result.DONE
 
@@ -160,9 +165,9 @@ class NodesContract:
         own = round(world.nodes().loc[node, "weight"])
         world.set_weight(node, own + 1)
         restore = RevertNodes(setting=NodeSetting.WEIGHT, own=((node, str(own)),), reason="stop")
-        assert [outcome.result for outcome in world.cluster.steer([restore])] == [Result.DONE]
+        assert [outcome.result for outcome in world.cluster.steer(asked_of_nodes([restore]))] == [Result.DONE]
         assert round(world.nodes().loc[node, "weight"]) == own
-        assert [outcome.result for outcome in world.cluster.steer([restore])] == [Result.UNCHANGED]
+        assert [outcome.result for outcome in world.cluster.steer(asked_of_nodes([restore]))] == [Result.UNCHANGED]
 
     def test_nodes_are_kept_awake_and_let_go_again(self, world: NodeWorld) -> None:
         if not world.can_keep_awake:
@@ -172,8 +177,8 @@ class NodesContract:
         outcome = world.steer(KeepAwake(nodes=(first, second), reason="why"))
         assert (outcome.setting, outcome.node, outcome.result) == (NodeSetting.KEEP_AWAKE, "", Result.DONE)
         assert list(world.nodes().loc[[first, second], "kept_awake"]) == [1, 1]
-        assert world.steer(KeepAwake(nodes=(second, first), reason="why", own=own)).result is Result.UNCHANGED
-        world.steer(KeepAwake(nodes=(second,), reason="why", own=own))
+        assert world.steer(KeepAwake(nodes=(second, first), reason="why"), own=own).result is Result.UNCHANGED
+        world.steer(KeepAwake(nodes=(second,), reason="why"), own=own)
         assert list(world.nodes().loc[[first, second], "kept_awake"]) == [0, 1]
         world.steer(RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", own),), reason="stop"))
         assert world.cluster.snapshot().power.keep_awake == own
@@ -182,7 +187,7 @@ class NodesContract:
     def test_restored_power_wakes_what_sleeps_and_nothing_else(self, world: NodeWorld) -> None:
         node, awake = world.asleep(), world.idle()[0]
         restore = RevertNodes(setting=NodeSetting.POWER, own=((node, ""), (awake, "")), reason="stop")
-        results = {outcome.node: outcome.result for outcome in world.cluster.steer([restore])}
+        results = {outcome.node: outcome.result for outcome in world.cluster.steer(asked_of_nodes([restore]))}
         assert results == {node: Result.DONE, awake: Result.UNCHANGED}
         world.let_pass(world.longest_s)
         assert world.power(node) == NodePower.AWAKE

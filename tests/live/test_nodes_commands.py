@@ -21,6 +21,7 @@ from helios.slurm.nodes import TAKEN, TOO_OLD, SlurmNodes
 from helios.slurm.power import PowerConfigReader
 from helios.slurm.preflight import FindingLevel, power_checks, run_checks
 from helios.slurm.shell import Shell
+from tests.changes import asked_of_nodes
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.live.rig import Rig
 
@@ -125,12 +126,12 @@ def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: Slurm
 
 
 def test_a_node_sleeps_and_wakes_as_it_is_told(sleepy: Rig, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(down("n1", "n2"))) == [Result.DONE] * 2
+    assert results(nodes.steer(asked_of_nodes(down("n1", "n2")))) == [Result.DONE] * 2
     sleepy.until(is_now(nodes, "n2", NodePower.ASLEEP))
     assert not {"n1", "n2"} & sleepy.machines_on()
-    assert results(nodes.steer(down("n2"))) == [Result.UNCHANGED]
+    assert results(nodes.steer(asked_of_nodes(down("n2")))) == [Result.UNCHANGED]
     restore = RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop")
-    assert results(nodes.steer([*up("n2"), restore])) == [Result.DONE] * 2
+    assert results(nodes.steer(asked_of_nodes([*up("n2"), restore]))) == [Result.DONE] * 2
     sleepy.until(is_now(nodes, "n1", NodePower.AWAKE))
     sleepy.until(is_now(nodes, "n2", NodePower.AWAKE))
     assert {"n1", "n2"} <= sleepy.machines_on()
@@ -141,7 +142,7 @@ def test_busy_drained_and_excluded_nodes_are_never_touched(sleepy: Rig, nodes: S
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     sleepy.run("scontrol", "update", "nodename=n2", "state=drain", "reason=disk")
     before = sleepy.switched()
-    outcomes = nodes.steer(down("n1", "n2", "n7", "n8"))
+    outcomes = nodes.steer(asked_of_nodes(down("n1", "n2", "n7", "n8")))
     assert results(outcomes) == [Result.REFUSED] * 4
     why = ("not idle", "drained", "SuspendExcNodes", "login")
     assert all(word in outcome.remark for word, outcome in zip(why, outcomes, strict=True))
@@ -162,25 +163,25 @@ def test_slurm_takes_the_drain_of_a_node_that_is_told_to_sleep(sleepy: Rig) -> N
 
 
 def test_a_node_that_is_falling_asleep_cannot_be_called_back(sleepy: Rig, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(down("n1"))) == [Result.DONE]
-    assert results(nodes.steer(up("n1"))) == [Result.POSTPONED]
+    assert results(nodes.steer(asked_of_nodes(down("n1")))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(up("n1")))) == [Result.POSTPONED]
     sleepy.until(lambda: "POWERING_DOWN" in sleepy.nodes()["n1"])
     assert sleepy.power("n1", "power_up") == ""
     sleepy.until(is_now(nodes, "n1", NodePower.ASLEEP))
     assert ("on", "n1") not in [(what, node) for what, node, _ in sleepy.switched()[-1:]]
-    assert results(nodes.steer(up("n1"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(up("n1")))) == [Result.DONE]
 
 
 def test_without_an_idle_timer_the_refusal_says_what_to_set(sleepy: Rig, nodes: SlurmNodes) -> None:
     with configured(sleepy, "SuspendTime=604800", "SuspendTime=INFINITE"):
         assert "Invalid node state" in sleepy.power("n1", "power_down")
-        (outcome,) = nodes.steer(down("n1"))
+        (outcome,) = nodes.steer(asked_of_nodes(down("n1")))
         assert outcome.result is Result.REFUSED
         assert "SuspendTime=604800" in outcome.remark
 
 
 def test_a_job_wakes_the_node_that_it_needs(sleepy: Rig, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(down("n6"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(down("n6")))) == [Result.DONE]
     sleepy.until(is_now(nodes, "n6", NodePower.ASLEEP))
     sleepy.boots("n6", 2)
     job = sleepy.submit("--nodelist=n6", partition="debug")
@@ -201,7 +202,7 @@ def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
     backend = Late(environment=sleepy.environment)
     operations = PowerConfigReader(shell=Shell(environment=sleepy.environment), racks={})
     late = SlurmNodes(backend, operations, name="dev", site_factor_most=10_000, writes_per_cycle=9)
-    (outcome,) = late.steer(down("n1"))
+    (outcome,) = late.steer(asked_of_nodes(down("n1")))
     assert (outcome.result, outcome.remark) == (Result.DONE, TAKEN)
     sleepy.until(lambda: sleepy.job_state(jobs[0]) == "COMPLETED")
     assert ("off", "n1", jobs[0]) not in sleepy.switched()
@@ -215,12 +216,12 @@ def test_a_weight_decides_where_jobs_go_and_is_set_back(sleepy: Rig, nodes: Slur
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     assert sleepy.show_job(job)["NodeList"] == "n3"
     back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "10"), ("n3", "10")), reason="stop")
-    assert results(nodes.steer([back])) == [Result.UNCHANGED, Result.DONE]
+    assert results(nodes.steer(asked_of_nodes([back]))) == [Result.UNCHANGED, Result.DONE]
     assert sleepy.weights() == own
 
 
 def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(down("n1"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(down("n1")))) == [Result.DONE]
     sleepy.until(is_now(nodes, "n1", NodePower.ASLEEP))
     sleepy.control("stop", "slurmctld")
     sleepy.control("start", "slurmctld")
@@ -229,7 +230,7 @@ def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNod
 
 def test_an_old_slurm_has_no_keep_awake_list_to_change(sleepy: Rig, nodes: SlurmNodes) -> None:
     restore = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
-    (outcome,) = nodes.steer([restore])
+    (outcome,) = nodes.steer(asked_of_nodes([restore]))
     assert (outcome.result, outcome.remark) == (Result.REFUSED, TOO_OLD)
     assert "No valid entity" in nodes.operations.keep_awake("n1")
 
@@ -246,10 +247,10 @@ def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
 def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes: SlurmNodes) -> None:
     applied = Accounting(shell=Shell(environment=sleepy.environment))
     asked = datetime.now(UTC).replace(microsecond=0)
-    assert results(nodes.steer(down("n4"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(down("n4")))) == [Result.DONE]
     sleepy.until(is_now(nodes, "n4", NodePower.ASLEEP))
     sleepy.boots("n4", 3)
-    nodes.steer(up("n4"))
+    nodes.steer(asked_of_nodes(up("n4")))
     sleepy.until(is_now(nodes, "n4", NodePower.AWAKE))
 
     def rows() -> list[dict[str, object]]:

@@ -19,10 +19,12 @@ from helios.actions import (
     Result,
     RevertNodes,
 )
+from helios.changes import Change
 from helios.slurm.backend import NodeUpdate
 from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.undo_file import UNDO_FILE, write_undo
+from tests.changes import asked_of_nodes
 from tests.live.chroot import Chroot
 from tests.live.test_release_script import SCRIPT
 from tests.waiting import TEST_TIMEOUT_S
@@ -82,8 +84,8 @@ def up(*names: str) -> list[NodeAction]:
     return [PowerUp(node=name, reason="wanted soon") for name in names]
 
 
-def kept(*names: str, own: str | None = None) -> list[NodeAction]:
-    return [KeepAwake(nodes=names, reason="wanted soon", own=own)]
+def kept(*names: str, own: str | None = None) -> list[Change[str]]:
+    return asked_of_nodes([KeepAwake(nodes=names, reason="wanted soon")], own=own)
 
 
 def the_list(chroot: Chroot) -> str:
@@ -92,10 +94,10 @@ def the_list(chroot: Chroot) -> str:
 
 
 def test_a_node_sleeps_and_wakes_as_it_is_told(chroot: Chroot, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(down("n1"))) == [Result.DONE]
-    assert results(nodes.steer([*up("n1"), *down("n2")])) == [Result.POSTPONED, Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(down("n1")))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes([*up("n1"), *down("n2")]))) == [Result.POSTPONED, Result.DONE]
     chroot.until(lambda: powers(nodes) == ["asleep", "asleep"])
-    assert results(nodes.steer(up("n1", "n2"))) == [Result.DONE] * 2
+    assert results(nodes.steer(asked_of_nodes(up("n1", "n2")))) == [Result.DONE] * 2
     chroot.until(lambda: powers(nodes) == ["awake", "awake"])
 
 
@@ -104,7 +106,7 @@ def test_a_busy_or_drained_node_is_not_put_to_sleep(chroot: Chroot, nodes: Slurm
     chroot.until(lambda: chroot.job_state(job) == "RUNNING")
     chroot.run("scontrol", "update", "nodename=n2", "state=drain", "reason=disk")
     try:
-        assert results(nodes.steer(down("n1", "n2"))) == [Result.REFUSED] * 2
+        assert results(nodes.steer(asked_of_nodes(down("n1", "n2")))) == [Result.REFUSED] * 2
         assert not any("POWER" in state for state in chroot.nodes().values())
     finally:
         chroot.run("scontrol", "update", "nodename=n2", "state=undrain")
@@ -117,21 +119,21 @@ def weight(**own: int) -> RevertNodes:
 
 
 def test_weights_are_written_read_back_and_lost_on_a_reconfiguration(chroot: Chroot, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer([weight(n1=2, n2=1)])) == [Result.DONE, Result.UNCHANGED]
+    assert results(nodes.steer(asked_of_nodes([weight(n1=2, n2=1)]))) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 2, "n2": 1}
     job = chroot.submit(seconds=60)
     chroot.until(lambda: chroot.job_state(job) == "RUNNING")
     assert chroot.show_job(job)["NodeList"] == "n2"
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: chroot.weights() == {"n1": 1, "n2": 1})
-    assert results(nodes.steer([weight(n1=0, n2=1)])) == [Result.DONE, Result.UNCHANGED]
+    assert results(nodes.steer(asked_of_nodes([weight(n1=0, n2=1)]))) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 0, "n2": 1}
 
 
 def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
     by_commands, by_pyslurm = (open_nodes(chroot.slurm(way)) for way in ("commands", "pyslurm"))
     try:
-        by_commands.steer([*down("n1"), weight(n2=2)])
+        by_commands.steer(asked_of_nodes([*down("n1"), weight(n2=2)]))
         chroot.until(lambda: powers(by_commands)[0] == "asleep")
         columns = ["name", "state", "power", "excluded_reason", "kept_awake", "weight", "partitions"]
         one, other = (nodes.snapshot().nodes[columns].astype(object) for nodes in (by_commands, by_pyslurm))
@@ -149,34 +151,34 @@ def test_a_node_that_is_not_there_is_told_of_it_alone(chroot: Chroot, nodes: Slu
 
 
 def test_the_keep_awake_list_is_changed_live_and_given_back(chroot: Chroot, nodes: SlurmNodes) -> None:
-    assert results(nodes.steer(kept("n1"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(kept("n1")))) == [Result.DONE]
     assert the_list(chroot) == "n1"
     assert nodes.snapshot().nodes["kept_awake"].tolist() == [1, 0]
-    assert results(nodes.steer([*kept("n2", own=""), *down("n1")])) == [
+    assert results(nodes.steer(asked_of_nodes([*kept("n2", own=""), *down("n1")]))) == [
         Result.DONE,
         Result.REFUSED,
     ]  # judged before the list
-    assert results(nodes.steer(down("n2"))) == [Result.REFUSED]
-    assert results(nodes.steer(kept("n2", own=""))) == [Result.UNCHANGED]
-    assert results(nodes.steer(kept("n2", own="n[1-2]:1"))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(down("n2")))) == [Result.REFUSED]
+    assert results(nodes.steer(asked_of_nodes(kept("n2", own="")))) == [Result.UNCHANGED]
+    assert results(nodes.steer(asked_of_nodes(kept("n2", own="n[1-2]:1")))) == [Result.DONE]
     assert the_list(chroot) == "n[1-2]:1,n2"
     back = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
-    assert results(nodes.steer([back])) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes([back]))) == [Result.DONE]
     assert the_list(chroot) == "(null)"
 
 
 def test_the_list_is_lost_on_a_reconfiguration_and_set_again(chroot: Chroot, nodes: SlurmNodes) -> None:
-    nodes.steer(kept("n1", own=""))
+    nodes.steer(asked_of_nodes(kept("n1", own="")))
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: the_list(chroot) == "(null)")
-    assert results(nodes.steer(kept("n1", own=""))) == [Result.DONE]
+    assert results(nodes.steer(asked_of_nodes(kept("n1", own="")))) == [Result.DONE]
     assert the_list(chroot) == "n1"
 
 
 def test_nodes_that_do_not_exist_are_left_out_of_a_list(chroot: Chroot, nodes: SlurmNodes) -> None:
     assert nodes.operations.keep_awake("n99") == ""
     assert the_list(chroot) == "n99"
-    (outcome,) = nodes.steer(kept("n1", "n98", own=""))
+    (outcome,) = nodes.steer(asked_of_nodes(kept("n1", "n98", own="")))
     assert (outcome.result, outcome.after) == (Result.DONE, "SuspendExcNodes n1")
     assert "n98" in outcome.remark
 
@@ -184,7 +186,7 @@ def test_nodes_that_do_not_exist_are_left_out_of_a_list(chroot: Chroot, nodes: S
 def test_an_explicit_power_down_ignores_the_list(chroot: Chroot) -> None:
     """So Helios must honour it."""
     nodes = open_nodes(chroot.slurm("commands"))
-    nodes.steer(kept("n1", own=""))
+    nodes.steer(asked_of_nodes(kept("n1", own="")))
     chroot.run("scontrol", "update", "nodename=n1", "state=power_down")
     chroot.until(lambda: powers(nodes)[0] == "asleep")
 
@@ -193,7 +195,7 @@ def test_an_explicit_power_down_ignores_the_list(chroot: Chroot) -> None:
 def test_the_kill_switch_without_python_gives_the_sites_own_list_back(chroot: Chroot, tmp_path: Path, own: str) -> None:
     nodes = open_nodes(chroot.slurm("commands"))
     write_undo(tmp_path / UNDO_FILE, asleep=["n2"], keep_awake=own)
-    nodes.steer([*kept("n1", own=own), *down("n2")])
+    nodes.steer(asked_of_nodes([*kept("n1", own=own), *down("n2")]))
     assert the_list(chroot) != own
     done = subprocess.run(
         ["/bin/sh", str(SCRIPT), "--state", str(tmp_path)],

@@ -21,6 +21,7 @@ from helios.errors import ClusterUnavailable
 from helios.slurm.backend import JobUpdate, RawJob, RawNode
 from helios.slurm.connect import open_cluster
 from helios.slurm.pyslurm_backend import NOT_KNOWN, PyslurmBackend
+from tests.changes import asked
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot
 from tests.live.meanwhile import Meanwhile
@@ -156,10 +157,10 @@ def test_a_task_that_an_admin_split_off_keeps_its_value(chroot: Chroot, way: str
         seen = cluster.snapshot().pending.set_index("job_id")
         assert seen.loc[array, "tasks"] == 7
         place = Place(job_id=array, urgency=0.9, reason="short")
-        (outcome,) = cluster.apply([Reorder(partition="gpu", order=(place,), reason="a test")])
+        (outcome,) = cluster.apply(asked([Reorder(partition="gpu", order=(place,), reason="a test")]))
         assert outcome.after == "SiteFactor 8937"
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [500, 8937])
-        cluster.apply([Revert(reason="a test")])
+        cluster.apply(asked([Revert(reason="a test")]))
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [0, 500])
     finally:
         cluster.close()

@@ -13,6 +13,7 @@ from helios.actions import PowerDown
 from helios.config import SlurmSettings
 from helios.slurm.connect import open_nodes
 from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
+from tests.changes import asked_of_nodes
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
 from tests.waiting import TEST_TIMEOUT_S
@@ -42,7 +43,7 @@ def by_helios(rig: Rig, undo: Path, *asleep: str, weights: Mapping[str, int] | N
     """Do to nodes what Helios would, with word left of it."""
     write_undo(undo, asleep=asleep, weights=weights)
     nodes = open_nodes(SlurmSettings(backend="commands"), environment=rig.environment)
-    nodes.steer([PowerDown(node=name, reason="nothing to do") for name in asleep])
+    nodes.steer(asked_of_nodes([PowerDown(node=name, reason="nothing to do") for name in asleep]))
     for name, own in (weights or {}).items():
         rig.run("scontrol", "update", f"nodename={name}", f"weight={own + 1}")
 
@@ -52,7 +53,7 @@ def is_asleep(rig: Rig, *names: str) -> bool:
     return all("POWERED_DOWN" in states[name].split("+") for name in names)
 
 
-def test_what_helios_put_to_sleep_is_woken_and_what_others_did_sleeps_on(sleepy: Rig, path: Path, undo: Path) -> None:
+def test_only_nodes_that_helios_put_to_sleep_are_woken(sleepy: Rig, path: Path, undo: Path) -> None:
     sleepy.put_to_sleep("n3")
     own = sleepy.weights()
     by_helios(sleepy, undo, "n1", "n2", weights={"n4": own["n4"], "n5": own["n5"]})
@@ -76,9 +77,7 @@ def test_a_node_that_is_falling_asleep_is_waited_for(sleepy: Rig, path: Path, un
     sleepy.until(lambda: sleepy.nodes()["n1"] == "IDLE")
 
 
-def test_what_is_not_waited_for_long_enough_is_told_and_the_word_of_it_kept(
-    sleepy: Rig, path: Path, undo: Path
-) -> None:
+def test_a_wake_that_takes_too_long_is_named_and_stays_recorded(sleepy: Rig, path: Path, undo: Path) -> None:
     by_helios(sleepy, undo, "n1")
     ran = release(sleepy, path, undo, "--wait", "0")
     assert ran.status == 1
@@ -180,7 +179,7 @@ def test_without_a_word_of_helios_there_is_nothing_to_wake(sleepy: Rig, path: Pa
     assert "Helios has changed no node" in ran.said
 
 
-def test_the_daemon_of_the_nodes_is_stopped_too_by_who_names_the_folder_of_the_jobs(
+def test_a_release_by_the_folder_of_jobs_stops_the_daemon_of_nodes(
     sleepy: Rig, path: Path, undo: Path, tmp_path: Path
 ) -> None:
     beside = tmp_path / "state-power" / undo.name
@@ -192,7 +191,7 @@ def test_the_daemon_of_the_nodes_is_stopped_too_by_who_names_the_folder_of_the_j
     assert {file.name for file in beside.parent.iterdir()} == {"PAUSED", "RELEASED.nodes", "nodes.undo.released"}
 
 
-def test_what_is_taken_back_of_jobs_alone_leaves_the_daemon_of_the_nodes(
+def test_a_release_of_jobs_alone_leaves_the_daemon_of_nodes(
     sleepy: Rig, path: Path, undo: Path, tmp_path: Path
 ) -> None:
     beside = tmp_path / "state-power"

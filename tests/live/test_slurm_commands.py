@@ -23,6 +23,7 @@ from helios.slurm.jobs import SlurmCluster
 from helios.slurm.parse import release
 from helios.slurm.preflight import FindingLevel, run_checks
 from helios.slurm.shell import Shell
+from tests.changes import asked
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.meanwhile import Meanwhile
 from tests.live.rig import Rig
@@ -105,14 +106,14 @@ def test_a_site_factor_survives_hold_and_release_and_cannot_be_read_between(rig:
 
 def test_a_restore_leaves_a_held_job_until_it_can_be_read(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     job, *_ = busy(rig, 1)
-    cluster_of_slurm.apply([an_order({job: 0.5})])
+    cluster_of_slurm.apply(asked([an_order({job: 0.5})]))
     rig.run("scontrol", "hold", job)
-    (outcome,) = cluster_of_slurm.apply([Revert(reason="stop")])
+    (outcome,) = cluster_of_slurm.apply(asked([Revert(reason="stop")]))
     assert outcome.result is Result.REFUSED
     assert "Helios had written SiteFactor" in outcome.remark
     rig.run("scontrol", "release", job)
     rig.until(lambda: rig.site_factors().get(job))
-    cluster_of_slurm.apply([Revert(reason="stop")])
+    cluster_of_slurm.apply(asked([Revert(reason="stop")]))
     assert rig.site_factors()[job] == 0
 
 
@@ -120,7 +121,7 @@ def test_one_change_of_an_array_reaches_all_its_pending_tasks(rig: Rig, cluster_
     rig.fill()
     array = rig.submit("--array=0-9")
     rig.until(lambda: array in rig.site_factors())
-    (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
+    (outcome,) = cluster_of_slurm.apply(asked([an_order({array: 0.5})]))
     assert outcome.result is Result.DONE
     assert cluster_of_slurm.snapshot().pending["tasks"].tolist() == [10]
     priorities = rig.lines("squeue", "-h", "-r", "-j", array, "-o", "%Q")
@@ -169,7 +170,7 @@ def test_a_time_min_on_a_running_job_is_accepted_and_does_nothing(rig: Rig, back
 def test_where_there_are_no_soft_limits_helios_writes_none(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     job, *_ = busy(rig, 1)
     (outcome,) = cluster_of_slurm.apply(
-        [SoftLimit(job_id=job, run_time=timedelta(minutes=11), reason="p90")],
+        asked([SoftLimit(job_id=job, run_time=timedelta(minutes=11), reason="p90")]),
     )
     if release(cluster_of_slurm.backend.configuration()["SLURM_VERSION"]) < (23, 11):
         assert outcome.result is Result.REFUSED
@@ -298,9 +299,9 @@ def test_the_doctor_finds_a_development_cluster_fit(rig: Rig, backend: CommandsB
 def test_an_order_stands_is_not_written_twice_and_is_taken_back(rig: Rig, cluster_of_slurm: SlurmCluster) -> None:
     jobs = busy(rig, 8)
     order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
-    assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
-    assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.UNCHANGED}
-    restored = cluster_of_slurm.apply([Revert(reason="stop", setting=JobSetting.ORDER)])
+    assert {outcome.result for outcome in cluster_of_slurm.apply(asked([order]))} == {Result.DONE}
+    assert {outcome.result for outcome in cluster_of_slurm.apply(asked([order]))} == {Result.UNCHANGED}
+    restored = cluster_of_slurm.apply(asked([Revert(reason="stop", setting=JobSetting.ORDER)]))
     assert {outcome.result for outcome in restored} == {Result.DONE}
     assert set(rig.site_factors().values()) == {0}
 
@@ -311,10 +312,10 @@ def test_a_task_that_an_admin_split_off_keeps_its_value(rig: Rig, cluster_of_slu
     rig.until(lambda: array in rig.site_factors())
     rig.run("scontrol", "update", f"JobId={array}_1", "SiteFactor=500")
     (theirs,) = (job for job, factor in rig.site_factors().items() if factor == 500)
-    (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
+    (outcome,) = cluster_of_slurm.apply(asked([an_order({array: 0.5})]))
     assert outcome.result is Result.DONE
     assert rig.site_factors()[theirs] == 500
-    cluster_of_slurm.apply([Revert(reason="a test")])
+    cluster_of_slurm.apply(asked([Revert(reason="a test")]))
     assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
 
 
@@ -322,12 +323,12 @@ def test_a_task_held_alone_is_taken_back_once_it_is_released(rig: Rig, cluster_o
     rig.fill()
     array = rig.submit("--array=0-3")
     rig.until(lambda: array in rig.site_factors())
-    cluster_of_slurm.apply([an_order({array: 0.5})])
+    cluster_of_slurm.apply(asked([an_order({array: 0.5})]))
     rig.run("scontrol", "hold", f"{array}_2")
     seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["excluded_reason"]
     assert seen["2"] == "it is held"
-    cluster_of_slurm.apply([Revert(reason="a test")])
+    cluster_of_slurm.apply(asked([Revert(reason="a test")]))
     rig.run("scontrol", "release", f"{array}_2")
     rig.until(lambda: sorted(rig.site_factors().values()) == [0, 5037])
-    cluster_of_slurm.apply([Revert(reason="a test")])
+    cluster_of_slurm.apply(asked([Revert(reason="a test")]))
     assert set(rig.site_factors().values()) == {0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.app.history import read_file
-from helios.app.sweep import SweepWorker, cross_options, package_fingerprint, read_sweep_plan
+from helios.app.sweep import SweepWorker, cross_options, fingerprint_history, read_sweep_plan
 from helios.app.whatif import WhatIfRequest
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig
@@ -55,10 +55,10 @@ def test_a_sweep_runs_as_jobs_of_this_slurm_and_leaves_none(rig: Rig, tmp_path: 
     history = read_file(tmp_path / "lab.csv")
     cells = cross_options(
         read_sweep_plan(tmp_path / "plan.toml"),
-        base=WhatIfRequest(plans=(), gpus_per_node=4),
+        base=WhatIfRequest(scenarios=(), gpus_per_node=4),
         timezone=history.timezone,
     ).cells
-    here = {cell.key(package_fingerprint(history)): SweepWorker(history).run(cell)["figures"] for cell in cells}
+    here = {cell.key(fingerprint_history(history)): SweepWorker(history).run(cell)["figures"] for cell in cells}
     assert {line["key"]: line["figures"] for line in lines} == here
     assert len(here) == 8
     rig.until(lambda: not rig.lines("squeue", "-h", "-o", "%i"))

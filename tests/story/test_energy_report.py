@@ -103,7 +103,7 @@ def test_plots_are_a_picture_or_a_page_and_nothing_else(helios: Helios, folder: 
 def test_the_nightly_page_and_mail_tell_it_too(helios: Helios, folder: Path) -> None:
     answer = json.loads(helios("report", "nightly", "--day", "2026-11-16", "--folder", folder / "nights", "--json").out)
     assert "What nodes asleep saved" in Path(answer["page"]).read_text()
-    assert "Nodes asleep saved" in Path(answer["text"]).read_text()
+    assert "Nodes asleep saved" in Path(answer["mail"]).read_text()
 
 
 @needs_traces

@@ -201,18 +201,17 @@ def test_a_shadow_s_day_is_replayed(helios: Helios) -> None:
     assert (found["cluster"], found["decided"], found["recorded"]["jobs"]) == ("venus", 1, 20)
 
 
-def test_a_night_is_written_as_page_text_and_mail(helios: Helios, tmp_path: Path) -> None:
+def test_a_night_is_written_as_page_and_mail(helios: Helios, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")
     command = ("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path, "--to", "ops@site", "--json")
     found = helios(*command).json
-    assert Path(found["text"]).read_text().startswith(found["subject"][:40])
     mail = message_from_bytes(Path(found["mail"]).read_bytes(), policy=default)
     assert (mail["Subject"], mail["To"]) == (found["subject"], "ops@site")
+    assert mail.get_body().get_content().startswith(found["subject"][:40])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(before) == {
         "venus-2026-11-20.html",
-        "venus-2026-11-20.txt",
         "venus-2026-11-20.eml",
         "venus-2019-01-01.html",
         "venus-notes.html",
@@ -223,7 +222,7 @@ def test_a_night_is_written_as_page_text_and_mail(helios: Helios, tmp_path: Path
 
 def test_only_so_many_nights_are_kept(warehouse: Path, tmp_path: Path) -> None:
     for name in ("venus-2019-01-01", "venus-2019-01-02"):
-        for ending in (".html", ".txt", ".eml"):
+        for ending in (".html", ".eml"):
             (tmp_path / f"{name}{ending}").write_text("old")
     (tmp_path / "earth-2019-01-01.html").write_text("another cluster's")
     (tmp_path / "helios.toml").write_text("[report]\nkeep = 2\n")
@@ -318,4 +317,5 @@ def test_reports_of_real_traces_add_up(
         assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)
         assert sum(row["gpu_hours"] or 0.0 for row in found["rows"]) == pytest.approx(hours)
     text = helios("report", "nightly", "--day", since, "--folder", tmp_path / "nights")
-    assert max(map(len, Path(text.out.splitlines()[2]).read_text().splitlines())) <= 76
+    mail = message_from_bytes(Path(text.out.splitlines()[2]).read_bytes(), policy=default)
+    assert max(map(len, mail.get_body().get_content().splitlines())) <= 76

@@ -20,8 +20,8 @@ from helios.app.scenarios import OPTIONS
 from helios.app.sweep import (
     Cross,
     FinishedRun,
+    SweepCell,
     SweepPlan,
-    SweepRun,
     SweepSettings,
     cross_options,
     expected_s,
@@ -76,7 +76,7 @@ def history() -> LoadedHistory:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Cross:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
     path.write_text(PLAN)
-    return cross_options(read_sweep_plan(path), base=WhatIfRequest(plans=(), gpus_per_node=4), timezone="UTC")
+    return cross_options(read_sweep_plan(path), base=WhatIfRequest(scenarios=(), gpus_per_node=4), timezone="UTC")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_worker_killed_amid_the_sweep_costs_no_line(
 ) -> None:
     killed: list[int] = []
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 5:
@@ -129,7 +129,7 @@ def kill_a_busy_worker(cluster: Any) -> int:
 def test_a_sweep_that_was_killed_goes_on_elsewhere(
     doomed: Any, history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
-    def dying(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def dying(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 30:
@@ -147,7 +147,7 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
 def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: LoadedHistory) -> None:
     """What is sent with a cell is small, whatever the history: it is the question, not the jobs."""
     pickle = pytest.importorskip("cloudpickle")
-    cell = SweepRun(request=WhatIfRequest(plans=(), nodes={"gpu": 1}))
+    cell = SweepCell(request=WhatIfRequest(scenarios=(), nodes={"gpu": 1}))
     assert len(pickle.dumps(cell)) < 3_000 < len(pickle.dumps(history))
     with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
         doomed.scale(3)
@@ -269,11 +269,11 @@ def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     for block in [part.split("```")[0] for part in text.split("```toml\n")[1:]]:
         (tmp_path / "plan.toml").write_text(block)
         plans.append(read_sweep_plan(tmp_path / "plan.toml"))
-    whole, of_options = (cross_options(plan, base=WhatIfRequest(plans=()), timezone="UTC").cells for plan in plans)
+    whole, of_options = (cross_options(plan, base=WhatIfRequest(scenarios=()), timezone="UTC").cells for plan in plans)
     assert plans[0].slurm["jobs"] >= 1
     assert f"{len(whole):,} replays" in text
-    assert replace(whole[0].request, plans=()) != replace(whole[-1].request, plans=())
-    assert {name for cell in of_options for name, _ in cell.plan.options} == {
+    assert replace(whole[0].request, scenarios=()) != replace(whole[-1].request, scenarios=())
+    assert {name for cell in of_options for name, _ in cell.scenario.options} == {
         *("wait_share", "bound_share", "large_divisor", "patience_s"),
     }
 

@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "write-a-service.md"
 ONE_CYCLE = """
 from datetime import timedelta
 
+from helios.changes import to_job_changes
 from helios.services.registry import build, installed
 from helios.testing import NOON, FakeCluster
 
@@ -28,7 +29,7 @@ cluster = FakeCluster(now=NOON + timedelta(hours=12))
 small, large = cluster.submit(gpus=1), cluster.submit(gpus=8)
 service = build("night_owl", {"large_gpus": 4})
 for cycle in range(2):
-    outcomes = cluster.apply(list(service.decide(cluster.snapshot())))
+    outcomes = cluster.apply(to_job_changes(list(service.decide(cluster.snapshot()))).changes)
     print([(outcome.job_id == large, outcome.result.value) for outcome in outcomes], cluster.queue == [large, small])
 """
 

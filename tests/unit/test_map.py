@@ -2,16 +2,31 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from helios.changes import Change
+from helios.control.modes import CanaryCluster, CanaryNodes, ShadowCluster, ShadowNodes
+from helios.ports import Cluster, NodeCluster
+from helios.simulate import SimCluster
+from helios.simulate.slurm.cluster import SimulatedSlurm
+from helios.slurm.jobs import SlurmCluster
+from helios.slurm.nodes import SlurmNodes
+from helios.testing import FakeCluster, FakeNodes
 from tests.size import BUDGET, GROWTH, count_lines, sum_packages
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
+CONSTANTS_BELOW_MOST = 150
+"""Constants below the first definition of a module; some are made of what the module defines."""
 NAMED = sorted(set(re.findall(r"`(helios/[\w/]+\.py)(?::([\w.]+))?`", PAGE)))
+
+FORMS = {"Change", "AppliedChange", "UndoEntry"}
+"""Classes with a setting on the way from a service to Slurm: the change, and the two records of what was written."""
 
 
 @cache
@@ -48,6 +63,57 @@ def test_the_map_names_every_package_and_module() -> None:
     assert {name.rstrip("/") for row in rows for name in re.findall(r"`([\w./]+)`", row)} == there
 
 
+@pytest.mark.parametrize(
+    "cluster", [Cluster, ShadowCluster, CanaryCluster, SlurmCluster, SimCluster, SimulatedSlurm, FakeCluster]
+)
+def test_every_cluster_takes_the_changes_that_control_judged(cluster: type) -> None:
+    assert get_type_hints(cluster.apply)["changes"] == Sequence[Change[float]]
+
+
+@pytest.mark.parametrize("cluster", [NodeCluster, ShadowNodes, CanaryNodes, SlurmNodes, SimCluster, FakeNodes])
+def test_all_nodes_take_the_changes_that_control_judged(cluster: type) -> None:
+    assert get_type_hints(cluster.steer)["changes"] == Sequence[Change[str]]
+
+
+def test_a_change_has_no_other_form_on_its_way() -> None:
+    ways = ("changes.py", "ports.py", "control/*.py", "slurm/*.py", "simulate/**/*.py", "testing/*.py")
+    classes = [
+        node
+        for way in ways
+        for module in (ROOT / "helios").glob(way)
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    fields = {
+        node.name: {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+        for node in classes
+    }
+    assert {name for name, names in fields.items() if "setting" in names} == FORMS
+
+
 def test_no_package_has_outgrown_its_budget() -> None:
     sums = sum_packages(count_lines())
     assert {package: sums[package] for package, most in BUDGET.items() if sums[package] > most * (1 + GROWTH)} == {}
+
+
+def constants_below(module: Path) -> int:
+    """Return how many constants stand below the first function or class of a module."""
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    body = ast.parse(module.read_text()).body
+    first = next((n for n, node in enumerate(body) if isinstance(node, definitions)), len(body))
+    assigned = [node for node in body[first:] if isinstance(node, ast.Assign | ast.AnnAssign)]
+    names = [
+        name.id
+        for node in assigned
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    ]
+    return sum(name.isupper() for name in names)
+
+
+def test_few_constants_stand_below_the_first_definition() -> None:
+    assert sum(constants_below(module) for module in (ROOT / "helios").rglob("*.py")) <= CONSTANTS_BELOW_MOST

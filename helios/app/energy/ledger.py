@@ -48,6 +48,30 @@ DRAWS = 2_000
 """Bootstrap samples of the days; with so many, the ends of the interval move by less than a twentieth of its width."""
 FEWEST_DAYS = 5
 
+HOLDS_S = 1_800
+"""Longest time for which a count holds, s. Cycles are minutes apart; a daemon that did not run counted nothing."""
+LEAST_SEEN = 0.5
+"""Share of an interval that counts must cover for a result."""
+
+TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
+G_PER_KG = 1_000
+
+_HINT = (
+    "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
+    "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
+)
+
+HOUR_S = 3_600
+BAND = 0.2
+"""Relative error of the model's wattages. Nodes of one make differ by about a tenth, and sites rarely measure them."""
+LEAD = timedelta(days=1)
+"""How long before a window nodes are followed, so that idle timers do not start with it."""
+MOST_LEVELS = 400
+"""Most points of a figure of node counts; a reader cannot distinguish more."""
+_WATTS = ("node_idle_w", "gpu_busy_w", "cpu_busy_w", "node_sleep_w", "boot_w", "cooling_factor", "boot_s", "shutdown_s")
+
+_LEVELS = ("busy", "idle", "asleep", "out", "falling_asleep", "waking", "unseen", "unknown")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
@@ -119,11 +143,6 @@ def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[
 
 # Node counts of each control cycle, as node seconds. They check the accounting and say which sleep Helios caused.
 
-HOLDS_S = 1_800
-"""Longest time for which a count holds, s. Cycles are minutes apart; a daemon that did not run counted nothing."""
-LEAST_SEEN = 0.5
-"""Share of an interval that counts must cover for a result."""
-
 
 def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """Return node counts (``NODE_TALLIES``) as node seconds of all pools between ``edges_s``.
@@ -169,9 +188,6 @@ def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> dict[s
 
 
 # Price and carbon of a kWh, from a file of hourly values or from two constants.
-
-TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
-G_PER_KG = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -296,22 +312,6 @@ def _step_s(since_s: NDArray[np.int64]) -> int:
 
 def _written(moment_s: int) -> str:
     return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
-
-
-_HINT = (
-    "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
-    "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
-)
-
-
-HOUR_S = 3_600
-BAND = 0.2
-"""Relative error of the model's wattages. Nodes of one make differ by about a tenth, and sites rarely measure them."""
-LEAD = timedelta(days=1)
-"""How long before a window nodes are followed, so that idle timers do not start with it."""
-MOST_LEVELS = 400
-"""Most points of a figure of node counts; a reader cannot distinguish more."""
-_WATTS = ("node_idle_w", "gpu_busy_w", "cpu_busy_w", "node_sleep_w", "boot_w", "cooling_factor", "boot_s", "shutdown_s")
 
 
 def energy_ledger(
@@ -539,9 +539,6 @@ def _levels(pools: Amounts, wanted_s: NDArray[np.float64], edges_s: NDArray[np.i
             "wanted": wanted,
         }
     )
-
-
-_LEVELS = ("busy", "idle", "asleep", "out", "falling_asleep", "waking", "unseen", "unknown")
 
 
 def _notes(

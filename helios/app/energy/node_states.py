@@ -30,6 +30,14 @@ _ASLEEP = re.compile(r"~|POWERED_DOWN|POWER_?SAVING", re.IGNORECASE)
 LONGEST_WAKE_S = 7_200
 """A node that is down within this time after its power-up, s, is taken to have failed to wake."""
 
+LONGEST_HELD = timedelta(days=60)
+"""How long before a window jobs are read. A job submitted earlier that still runs in the window is missed."""
+ORDER_HOLDS_S = 3_600
+"""A sleep that begins later than this after Helios' order, s, is attributed to another cause."""
+NO_PARTITION = "partition unknown"
+_HOLDS = {JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING}
+_COLUMNS = ["job_id", "partition", "state", "started_at", "ended_at", "gpus", "cpus", "node_list"]
+
 
 class NodePowerState(IntEnum):
     """State of a node at one moment."""
@@ -357,14 +365,6 @@ def _summed(
 
 
 # The same from the warehouse: jobs, nodes, node events, coverage and Helios' decisions.
-
-LONGEST_HELD = timedelta(days=60)
-"""How long before a window jobs are read. A job submitted earlier that still runs in the window is missed."""
-ORDER_HOLDS_S = 3_600
-"""A sleep that begins later than this after Helios' order, s, is attributed to another cause."""
-NO_PARTITION = "partition unknown"
-_HOLDS = {JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING}
-_COLUMNS = ["job_id", "partition", "state", "started_at", "ended_at", "gpus", "cpus", "node_list"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,15 +34,13 @@ from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, lo
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
 from helios.report.html import PageSection, render_sections
 from helios.report.tables import counted
-from helios.units import change, duration, duration_in_words, percent
+from helios.units import change, duration, duration_in_words
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
 FAILED_WAKE = "FailedWake"
 """``action`` of the audit entry that control writes when a node did not wake."""
 TICKS_S = (1, 5, 15, 60, 300, 900, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_400, 2 * 86_400, 7 * 86_400)
-SAME = 0.05
-"""Relative difference of a day's waits to the weeks before below which it is called ordinary."""
 WORST = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
     ("User", "user", FieldKind.TEXT, 10, "User"),
@@ -156,8 +154,8 @@ def nightly_digest(night: Night) -> Digest:
     partitions = usage_by(
         "partition", night.jobs, since=night.begin, until=night.end, now=night.end, title="Partitions", **known
     )
-    waiting = queue_at(night.jobs, at=night.end, title="Waiting longest", **known)
-    waiting = replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None)
+    waiting = _waiting(queue_at(night.jobs, at=night.end, title="", **known), night)
+    accuracy = prediction_accuracy(ended, past=night.past, title="Predictions of jobs that ended", by="all", **known)
     shadow = shadow_table(night.shadow, title="The shadow's day")
     decisions, failed_wakes = night.decisions, list(_failed_wake_sentences(night.decisions))
     alarms = [
@@ -167,9 +165,10 @@ def nightly_digest(night: Night) -> Digest:
         *_result_sentences(decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
     ]
     refused = _result_sentences(decisions, Result.REFUSED, "{:,} changes were refused by guards")
+    unchanged = not _total(services, "done") and not _total(services, "would")
     activity = [
         *failed_wakes,
-        *_change_sentences(services),
+        *(["Helios changed nothing on the cluster."] if unchanged else []),
         *alarms,
         *refused,
         *_suspension_sentences(night.cycles, services),
@@ -179,7 +178,6 @@ def nightly_digest(night: Night) -> Digest:
         PageSection(title="What Helios did", sentences=activity, tables=[_select(services, columns)]),
         PageSection(
             title="How long jobs waited",
-            sentences=list(_wait_sentences(daily)),
             figures=[partial(waits_by_day, daily, zone)],
             tables=[
                 _waits_table(daily, night),
@@ -188,7 +186,6 @@ def nightly_digest(night: Night) -> Digest:
         ),
         PageSection(
             title="Who waits longest",
-            sentences=list(_queue_sentences(waiting, at=_report_end(night))),
             figures=[partial(queue_by_hour, levels(night.jobs, edges_s=_hours(night)), zone)],
             tables=[_select(waiting, "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob", most=MOST_WAITING)],
         ),
@@ -197,15 +194,15 @@ def nightly_digest(night: Night) -> Digest:
         *([PageSection(title="Whether the order helps", sentences=night.order)] if night.order else []),
         PageSection(
             title="How far off predictions were",
-            sentences=list(_accuracy_sentences(ended, night)),
             tables=[
+                _select(accuracy, "jobs,offby,bias,inside,above,lastrun,same"),
                 ReportTable(
                     title="Worst predictions",
                     fields=WORST,
                     rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
                     empty="No predicted job ended that day.",
                     timezone=night.timezone,
-                )
+                ),
             ],
         ),
         PageSection(
@@ -396,16 +393,6 @@ def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarmi
     return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{activity}; {wait_text}{difference}"
 
 
-def _change_sentences(services: ReportTable) -> Iterator[str]:
-    done, would = _total(services, "done"), _total(services, "would")
-    if not done and not would:
-        yield "Helios changed nothing on the cluster."
-    if done:
-        yield f"Helios changed something {done:,} times and read it back as asked."
-    if would:
-        yield f"In shadow it would have changed something {would:,} times; nothing of that was written."
-
-
 def _failed_wake_sentences(decisions: pd.DataFrame) -> Iterator[str]:
     """Name the nodes that did not wake and need a person."""
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
@@ -450,79 +437,25 @@ def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
     return float(np.average(known[column], weights=known["started"]))
 
 
-def _wait_sentences(daily: pd.DataFrame) -> Iterator[str]:
-    day, before = daily.iloc[-1], _mean_before(daily, "mean_wait_s")
-    if np.isnan(day["mean_wait_s"]):
-        yield "No job is known to have started that day."
-        return
-    mean = day["mean_wait_s"]
-    yield (
-        f"{int(day['started']):,} jobs started; they had waited {duration_in_words(mean)} on average, half of them "
-        f"{duration_in_words(day['p50_wait_s'])} or less, one in 20 more than {duration_in_words(day['p95_wait_s'])}, "
-        f"the unluckiest {duration_in_words(day['longest_wait_s'])}."
-    )
-    if before is None:
-        yield "No job is known to have started in the four weeks before."
-    elif abs(mean - before) <= max(SAME * before, 1.0):
-        yield f"That is as in {_earlier_days(daily)}: {duration_in_words(before)} on average."
-    else:
-        yield (
-            f"That is {'longer' if mean > before else 'shorter'} than in {_earlier_days(daily)}: "
-            f"{duration_in_words(before)} on average ({change(mean, before)})."
-        )
-
-
-def _earlier_days(daily: pd.DataFrame) -> str:
-    """Name the days before that the history has.
-
-    A new history does not have all of them.
-    """
-    n_days = int((daily["started"].iloc[:-1] > 0).sum())
-    return f"the {WEEKS_BEFORE} weeks before" if n_days == 7 * WEEKS_BEFORE else f"{n_days} days of the weeks before"
-
-
-def _report_end(night: Night) -> str:
-    """Name the end of the report.
-
-    It is a time of day where the day is not over yet.
-    """
+def _waiting(queue: ReportTable, night: Night) -> ReportTable:
+    """Return who waits at the end of the report, with how many and when in the title."""
+    rows = queue.rows[queue.rows["waiting"] > 0]
     last = pd.Timestamp(night.end).tz_convert(night.timezone)
-    return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
-
-
-def _queue_sentences(waiting: ReportTable, *, at: str) -> Iterator[str]:
-    rows = waiting.rows
-    if rows.empty:
-        yield f"{at} nobody waited."
-        return
-    longest = rows.iloc[0]
-    waited = f"{counted(int(rows['waiting'].sum()), 'job')} of {counted(rows['user'].nunique(), 'user')} waited"
-    job = f"job {longest['oldest_job']} of {longest['user']} in {longest['partition']}"
-    yield f"{at} {waited}; longest, {duration_in_words(longest['oldest_wait_s'])}, {job}."
-
-
-def _accuracy_sentences(ended: pd.DataFrame, night: Night) -> Iterator[str]:
-    accuracy = prediction_accuracy(
-        ended, predictions=night.predictions, past=night.past, title="", by="all", timezone=night.timezone
-    )
-    if accuracy.rows.empty:
-        yield "No job that had been predicted ended that day."
-        return
-    row = accuracy.rows.iloc[0]
-    comparison = f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f}"
-    naive = "" if np.isnan(row["naive_off_by"]) else f"{comparison} of the user's last run"
-    yield f"Half of {int(row['jobs']):,} jobs that ended were predicted within a factor of {row['off_by']:.1f}{naive}."
-    yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
+    when = "the end of the day" if last == last.normalize() else f"{last:%H:%M}, the day not being over"
+    jobs, users = counted(int(rows["waiting"].sum()), "job"), counted(rows["user"].nunique(), "user")
+    return replace(queue, title=f"Waiting at {when}: {jobs} of {users}", rows=rows, total=None)
 
 
 def _waits_table(daily: pd.DataFrame, night: Night) -> ReportTable:
     columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
     before = daily.iloc[:-1]
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
+    known_days = int((before["started"] > 0).sum())
+    whole = known_days == 7 * WEEKS_BEFORE
     rows = [
         {"line": f"{day:%Y-%m-%d}", **daily.iloc[-1][["started", *columns, "longest_wait_s"]].to_dict()},
         {
-            "line": f"{WEEKS_BEFORE} weeks before, a day",
+            "line": f"{WEEKS_BEFORE} weeks before, a day" if whole else f"{known_days} of the days before",
             "started": before.loc[before["started"] > 0, "started"].mean(),
             **{name: _mean_before(daily, name) for name in columns},
             "longest_wait_s": before["longest_wait_s"].max(),

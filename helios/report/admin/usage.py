@@ -263,7 +263,7 @@ def fields_by(group: str) -> tuple[Field, ...]:
 def _table(
     jobs: pd.DataFrame, predictions: pd.DataFrame, group: str, *, since: datetime, until: datetime, now: datetime
 ) -> pd.DataFrame:
-    """Return the figures that are summed, a row for each job of the window.
+    """Return the figures to sum, a row for each job.
 
     NaN where a figure does not apply to the job.
     """

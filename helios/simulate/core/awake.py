@@ -17,7 +17,7 @@ NO_RULE, NEVER_WAKES, WAKES_SHORT, WAKES_AHEAD = 0, 1, 2, 3
 
 @kernel
 def apply_awake_rules(state: EngineState, now: int) -> None:
-    """Wake nodes and put idle ones to sleep as the rules of the partitions say."""
+    """Wake and put to sleep nodes by the rules of their partitions."""
     clock, any_surplus = state.clock[0], False
     number = now // clock.check_every_s
     for partition in range(len(state.partitions)):

@@ -281,7 +281,7 @@ def mark_partition_due(state: EngineState, partition: int) -> None:
 
 @kernel
 def run_due_passes(state: EngineState, now: int) -> None:
-    """Make the scheduling passes that are due ``now``, then let nodes sleep and wake."""
+    """Make the passes due ``now``, then let nodes sleep and wake."""
     clock = state.clock[0]
     for i in range(clock.n_passes_due):
         partition = state.partitions[i].due_list
@@ -298,7 +298,7 @@ def run_due_passes(state: EngineState, now: int) -> None:
 
 @kernel
 def promote_waiting(state: EngineState, partition: int, now: int) -> None:
-    """Move the jobs that have waited longer than the wait bound to the front.
+    """Move jobs that waited beyond the wait bound to the front.
 
     Jobs reach the bound in the order of submission, so each is checked once.
 

@@ -380,7 +380,7 @@ def change_free_gpus(state: EngineState, partition: int, node: int, gpus: int) -
 
 @kernel
 def _change_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    """Change the free GPUs of ``node`` where nodes sleep, differ in weight, or are counted."""
+    """Change the free GPUs of ``node``, and what is counted by them."""
     part, record, clock = state.partitions[partition], state.nodes[node], state.clock[0]
     free_before = state.nodes[node].free
     free_after = free_before + gpus
@@ -417,7 +417,7 @@ def plan_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
 @kernel
 def plan_power(state: EngineState, partition: int, node: int, power: int) -> None:
-    """Change an idle ``node`` from FALLING to ASLEEP, or back, for a plan only."""
+    """Change an idle ``node`` between FALLING and ASLEEP in a plan."""
     record = state.nodes[node]
     _toggle_in_set(state, partition, node, record.free, -1)
     record.power = power
@@ -427,7 +427,7 @@ def plan_power(state: EngineState, partition: int, node: int, power: int) -> Non
 
 @kernel
 def set_aside(state: EngineState, partition: int, by: int) -> None:
-    """Take the reserved nodes out of their sets (``by`` -1), or put them back (1).
+    """Take reserved nodes out of their sets (-1), or put them back (1).
 
     No job is placed on a node that is in no set.
     """

@@ -23,7 +23,7 @@ OVERDUE = -1
 
 @kernel
 def heap_rise(ends: _Column, times: _Column, indices: NDArray[Any], job: int, index: int) -> None:
-    """Insert ``job`` into the heap at ``index``, which is free, and move it up.
+    """Insert ``job`` into the heap at free ``index``, and move it up.
 
     ``times`` has the end of each job, and ``indices`` its index in the heap.
     """
@@ -60,7 +60,7 @@ def _ends_before(times: _Column, job: int, other: int) -> bool:
 
 @kernel
 def start_job(state: EngineState, job: int, now: int) -> None:
-    """Place ``job``, which must fit, and start it as soon as its nodes are up."""
+    """Place ``job``, which must fit, to start when its nodes are up."""
     clock, record = state.clock[0], state.jobs[job]
     up_s = assign_nodes(state, job, now)
     state.partitions[record.partition].reserved_for = NOBODY
@@ -235,7 +235,7 @@ def falling_node(state: EngineState, index: int) -> int:
 
 @kernel
 def next_falling(state: EngineState, partition: int, index: int) -> int:
-    """Return the index of the next node of ``partition`` falling asleep, from ``index`` on.
+    """Return the next node of ``partition`` falling asleep, from ``index`` on.
 
     If there is none, it is the number of all nodes falling asleep.
     """

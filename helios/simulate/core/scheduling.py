@@ -102,7 +102,7 @@ def _backfill_easy(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def _backfill_nodes(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order, then those that leave the head the nodes reserved for it.
+    """Start jobs in order, then those that leave the head's nodes.
 
     EASY counts free GPUs, which may be scattered, so long jobs go on filling the nodes that a large head needs. Here
     :func:`reserve_nodes` names the nodes.
@@ -151,7 +151,7 @@ def _start_in_order(state: EngineState, partition: int, now: int) -> int:
 
 @kernel
 def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
-    """Start jobs in order of remaining run time, and preempt jobs that have strictly more."""
+    """Start jobs by remaining run time, and preempt those with more."""
     smallest_failed = -1
     while True:
         job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
@@ -246,7 +246,7 @@ def _first_beside_gpus(state: EngineState, partition: int, window_s: int, extra:
 
 @kernel
 def _first_beside_nodes(state: EngineState, partition: int, window_s: int) -> int:
-    """Return the first job that fits beside the reserved nodes, which are set aside.
+    """Return the first job that fits beside the reserved nodes.
 
     It ends within the window, or fits on the other nodes. NOBODY: there is none.
     """
@@ -268,7 +268,7 @@ def _first_beside_nodes(state: EngineState, partition: int, window_s: int) -> in
 
 @kernel
 def _window_with_reserved_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return the usable part of a window if the reserved nodes are used too, s."""
+    """Return a window's usable part with the reserved nodes, s."""
     if not state.clock[0].tracks_nodes or gpus <= largest_fit_with_reserved(
         state, partition, largest_awake_fit(state, partition), AWAKE
     ):
@@ -289,7 +289,7 @@ def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> i
 
 @kernel
 def reserve_nodes(state: EngineState, partition: int, head: int, now: int) -> int:
-    """Reserve nodes for ``head``, which does not fit now, and return when it does.
+    """Reserve nodes for ``head``, and return when it fits.
 
     Expected ends of running jobs are applied to the nodes, for the plan only, until the head can be placed. What ends
     in one second is applied together. A node that is falling asleep can be used once it sleeps.
@@ -358,7 +358,7 @@ def _undo_plan(state: EngineState, partition: int, planned: int, overdue: int, f
 
 @kernel
 def _plan_release(state: EngineState, job: int, sign: int) -> None:
-    """Free a job's GPUs for a plan only (``sign`` 1), or take them again (-1)."""
+    """Free a job's GPUs in a plan (``sign`` 1), or take them (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
         plan_gpus(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
@@ -378,7 +378,7 @@ def _asleep_at_s(state: EngineState, index: int) -> int:
 
 @kernel
 def limit_reserved(state: EngineState, partition: int, idle_gpus: int) -> None:
-    """Reduce the reserved nodes to the first ones, with at most ``idle_gpus`` free GPUs."""
+    """Reduce the reserved nodes to at most ``idle_gpus`` free GPUs."""
     part, held = state.partitions[partition], 0
     for i in range(part.reserved):
         held += state.nodes[state.nodes[part.first_node + i].reserved].free

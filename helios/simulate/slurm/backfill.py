@@ -168,7 +168,7 @@ def _reserve_picked(state: SlurmState, begin_s: int, lasts_s: int) -> int:
 def _will_run(  # noqa: PLR0912 - to be compared with Slurm's, branch by branch
     state: SlurmState, choice: int, wanted: int, now_s: int
 ) -> int:
-    """Pick nodes of the first set for ``choice``, and return when they are free.
+    """Pick nodes for ``choice``, and return when they are free.
 
     That follows from the expected ends of running jobs. NEVER: too few are ever free.
     """
@@ -268,7 +268,7 @@ def _tasks_left(state: SlurmState, job: int) -> int:
 # Running jobs: in ``ends`` by when their nodes are free, and in ``expected`` by the end that backfill plans with.
 @kernel
 def start_job(state: SlurmState, choice: int, position: int, limit_min: int, started_by: int) -> int:
-    """Start the job of ``choice`` on the nodes picked, and queue its next task.
+    """Start the job of ``choice`` on its nodes, and queue the next task.
 
     Returns by how many places the record at ``position`` of the queue moves towards the front.
     """
@@ -438,7 +438,7 @@ def _gpus_left(state: SlurmState, gpus: int, first: int, second: int) -> bool:
 
 @kernel
 def count_in_qos(state: SlurmState, job: int, partition: int, sign: int) -> None:
-    """Add ``job`` to the counts of its QOS (``sign`` 1), or remove it (-1)."""
+    """Add ``job`` to the counts of its QOS (1), or remove it (-1)."""
     record, first = state.jobs[job], state.partitions[partition].qos
     gpus = sign * record.gpus * max(record.nodes, 1)
     for i in range(2):
@@ -466,7 +466,7 @@ def begin_slots(state: SlurmState, now_s: int) -> None:
 
 @kernel
 def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> int:
-    """Write a partition's nodes that are not reserved in a period to the first set.
+    """Write a partition's unreserved nodes of a period to the first set.
 
     Returns when to try next: the end of the first slot after which there are other nodes; 0: never.
     """
@@ -488,7 +488,7 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
 
 @kernel
 def _adds_nodes(state: SlurmState, partition: int, slot: int) -> bool:
-    """Return whether the slot after this one has nodes that are reserved before it."""
+    """Return whether the next slot has nodes that are reserved before."""
     following = state.slots[slot].next
     for word in range(state.clock[0].words):
         free_until_end = state.words[word] & state.slot_nodes[slot, word]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import ChangeContext, SettingChange, check_change, slurm_value_mapping
+from helios.changes import Change, ChangeContext, check_change, slurm_value_mapping
 from helios.errors import UsageError
 from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
@@ -321,23 +321,25 @@ class SimulatedSlurm(SimulatedCluster):
         pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self.arrived) & (self.started_s[jobs] == NEVER)
         return pending
 
-    def _apply_change(self, change: SettingChange[int], job: int) -> Outcome:
-        if (outcome := check_change(change, self._change_context(change, job))) is not None:
+    def _apply_change(self, change: Change[float], job: int) -> Outcome:
+        setting = JobSetting(change.setting)
+        if (outcome := check_change(change, self._change_context(setting, job))) is not None:
             return outcome
-        jobs, before = np.array([job]), self._value(change.setting, job)
-        if change.setting is JobSetting.ORDER:
-            self.timeline.set_site_factor(jobs, np.array([change.wanted]))
+        jobs, before, wanted = np.array([job]), self._value(setting, job), self._mapping.wanted(change)
+        if setting is JobSetting.ORDER:
+            self.timeline.set_site_factor(jobs, np.array([wanted]))
         else:
-            self._helios_time_min[job] = change.wanted
-            self.timeline.set_time_min(jobs, np.array([60.0 * change.wanted]))
-        return change.outcome(Result.DONE, before=before, after=change.wanted)
+            self._helios_time_min[job] = wanted
+            self.timeline.set_time_min(jobs, np.array([60.0 * wanted]))
+        return self._mapping.outcome(change, Result.DONE, before=before, after=wanted)
 
-    def _change_context(self, change: SettingChange[int], job: int) -> ChangeContext:
+    def _change_context(self, setting: JobSetting, job: int) -> ChangeContext:
         state = self._state
         limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
         return ChangeContext(
-            before=self._value(change.setting, job),
-            is_set=self._is_set(change.setting, job),
+            mapping=self._mapping,
+            before=self._value(setting, job),
+            is_set=self._is_set(setting, job),
             excluded_reason=self._why_excluded(job),
             soft_limits=self._soft_limits,
             time_limit=limit if limit < YEAR_MIN else 0,

@@ -206,7 +206,7 @@ def process_due_events(state: SlurmState, moment: int) -> None:
 
 @kernel
 def _admit_job(state: SlurmState, job: int) -> None:
-    """Add ``job`` to the queue, unless it waits behind an earlier task of its array."""
+    """Add ``job`` to the queue, unless an earlier task is before it."""
     clock, record = state.clock[0], state.jobs[job]
     if record.previous_task != NOBODY and state.jobs[record.previous_task].status in (FUTURE, PENDING):
         return
@@ -270,7 +270,7 @@ def _next_full_tick(state: SlurmState) -> int:
 
 @kernel
 def _record_skipped_passes(state: SlurmState) -> None:
-    """Record the full passes before now that were skipped, as they could change nothing."""
+    """Record the skipped full passes before now, which change nothing."""
     clock = state.clock[0]
     while clock.sched_interval_s > 0 and _next_full_tick(state) < clock.now_ms:
         clock.last_full_ms = _next_full_tick(state)
@@ -300,7 +300,7 @@ def _next_priority(state: SlurmState) -> int:
 
 @kernel
 def _grown_period_ms(state: SlurmState, period_ms: int, since_ms: int) -> int:
-    """Return the current length of a period, which may grow with the simulated time."""
+    """Return the current length of a period that may grow."""
     clock = state.clock[0]
     return max(period_ms, int(clock.growth * max(since_ms - clock.origin_ms, 0)))
 
@@ -313,7 +313,7 @@ def _next_tick(state: SlurmState, from_ms: int) -> int:
 
 @kernel
 def _next_tick_of(moment: int, origin_ms: int, step_ms: int) -> int:
-    """Return the first of the times ``origin_ms`` + n x ``step_ms`` from ``moment`` on."""
+    """Return the first ``origin_ms`` + n x ``step_ms`` from ``moment`` on."""
     return int(origin_ms + (moment - origin_ms + step_ms - 1) // step_ms * step_ms)
 
 
@@ -402,7 +402,7 @@ def _start_in_order(state: SlurmState, full: bool) -> int:
 
 @kernel
 def _fits_open(state: SlurmState, choice: int) -> int:
-    """Return FITS if a job fits on its partition's open nodes, else why not.
+    """Return whether a job fits on its partition's open nodes.
 
     The open nodes are written to the second set of ``state.words``. ``TOO_FEW``: too few of the partition's nodes are
     open, as others are kept for a job of another partition. That closes the job's own partition too (22.05).

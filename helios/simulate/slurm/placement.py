@@ -79,7 +79,7 @@ def count_units(state: SlurmState, free_row: int, choice: int, first_word: int) 
 
 @kernel
 def pick(state: SlurmState, free_row: int, choice: int, first_word: int) -> None:
-    """Pick the nodes of the set at ``first_word`` that ``choice`` gets, which must fit there.
+    """Pick the nodes of a set that ``choice`` gets, which must fit.
 
     They are written to ``state.picked``.
     """
@@ -137,7 +137,7 @@ def _contains(state: SlurmState, first_word: int, node: int) -> bool:
 
 @kernel
 def _find_runs(state: SlurmState, free_row: int, first_word: int, cpus: int) -> int:
-    """Find the runs of neighbouring usable nodes of equal weight, and return their number.
+    """Find runs of neighbouring nodes of equal weight, and their number.
 
     At most ``cpus`` CPUs of each node count, as the job cannot use more.
     """
@@ -323,7 +323,7 @@ def begin_plan(state: SlurmState, first_word: int) -> None:
 
 @kernel
 def release_in_plan(state: SlurmState, job: int, choice: int, first_word: int) -> int:
-    """Free in the plan the resources that ``job`` holds on the nodes of a set.
+    """Free in the plan what ``job`` holds on a set's nodes.
 
     Returns how many more units ``choice`` then has there. -1: the job holds nothing there.
     """
@@ -354,7 +354,7 @@ def release_in_plan(state: SlurmState, job: int, choice: int, first_word: int) -
 
 @entry_point
 def drop_unfit_choices(state: SlurmState) -> None:
-    """Drop the partitions in which a job could not start on an empty cluster."""
+    """Drop partitions where a job cannot start on an empty cluster."""
     clock = state.clock[0]
     for job in range(len(state.jobs)):
         record, n_kept = state.jobs[job], 0

@@ -133,7 +133,7 @@ def note_change(state: SlurmState, now_ms: int) -> None:
 
 @kernel
 def note_update(state: SlurmState, now_ms: int) -> None:
-    """Note that jobs or nodes were updated at ``now_ms``, which the backfill thread checks."""
+    """Note an update of jobs or nodes for the backfill thread."""
     clock = state.clock[0]
     # An update during a backfill pass waits for the end of the pass, which holds the locks.
     clock.updated_ms = max(now_ms, clock.last_backfill_ms)
@@ -212,7 +212,7 @@ def _classic_factors(state: SlurmState) -> None:
 
 @kernel
 def _fair_tree_factors(state: SlurmState) -> None:
-    """Compute the Fair Tree factor, a user's rank depth first / number of users.
+    """Compute the Fair Tree factor, a user's rank / number of users.
 
     As in Slurm's ``_count_tied_accounts``, accounts that tie are not merged: the first user of the second account ties
     with the last of the first.
@@ -282,7 +282,7 @@ def _goes_before(state: SlurmState, share: int, other: int) -> bool:
 def share_tables(
     workload: SlurmWorkload, site: SlurmSite
 ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the tree of accounts and users as tables, a parent before its children.
+    """Return the tree of accounts and users as tables, parents first.
 
     A user who is not in the site's tree gets one share in the account that the job names, if that is there.
 

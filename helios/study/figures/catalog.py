@@ -14,7 +14,6 @@ FIGURES: dict[str, tuple[str, Callable[[FigureSource], FigureData | str]]] = {
     "run_times": ("How long {unit} jobs run", of_jobs.run_times),
     "sizes": ("How many {unit}s jobs ask for", of_jobs.sizes),
     "waits": ("Who waits how long", partial(of_jobs.waits, by=("partition", "size", "week"))),
-    "waits_by_group": ("Which groups wait how long", partial(of_jobs.waits, by=("group", "week"))),
     "waits_by_size": ("How the wait grows with {unit}s", partial(of_jobs.waits, by=("size",))),
     "wait_share": ("Who waits longest beside how long they run", of_jobs.wait_share),
     "states": ("How jobs end", of_jobs.states),
@@ -30,10 +29,6 @@ FIGURES: dict[str, tuple[str, Callable[[FigureSource], FigureData | str]]] = {
     "fragmentation": ("Free {unit}s that no waiting job could use", of_time.fragmentation),
     "idle_nodes": ("How long nodes idle", of_time.idle_nodes),
     "energy": ("Energy, money and carbon dioxide", of_time.energy),
-    "before_after": ("Before and after a change", of_time.before_after),
-    "queue": ("When the queue is long", of_time.queue),
-    "demand": ("When the {unit}s would be full", of_time.demand),
-    "group_hours": ("{unit} hours by group", of_time.group_hours),
     "hours_lost": ("Where hours are lost", of_time.hours_lost),
     "arrivals": ("How submissions come", of_time.arrivals),
     "drift": ("How the work changes", of_time.drift),
@@ -41,12 +36,12 @@ FIGURES: dict[str, tuple[str, Callable[[FigureSource], FigureData | str]]] = {
 """Question and function of each figure. The function returns the figure, or why the history cannot give it."""
 ORDER = {
     "admin": (
-        *("idle_beside", "used_and_waited", "waits", "partitions", "queue", "states", "limits"),
+        *("idle_beside", "used_and_waited", "waits", "partitions", "states", "limits"),
         *("fragmentation", "holders", "idle_nodes", "repetition", "drift"),
     ),
     "manager": (
-        *("used_and_waited", "waits_by_group", "group_hours", "hours_lost", "waits_by_size", "demand"),
-        *("before_after", "holders", "energy", "run_times"),
+        *("used_and_waited", "hours_lost", "waits_by_size"),
+        *("holders", "energy", "run_times"),
     ),
     "paper": (
         *("run_times", "sizes", "hour_of_day", "months", "partitions", "waits_by_size", "wait_share", "states"),

@@ -155,7 +155,7 @@ def waits(source: FigureSource, *, by: tuple[str, ...]) -> FigureData | str:
     # One group in one week cannot be split.
     panels = panels or [_wait_panel(source, by[0], [("all jobs", total)])]
     return FigureData(
-        title=_wait_title(source, total, _noun(source, by[0]), splits[by[0]]),
+        title=_wait_title(source, total, by[0], splits[by[0]]),
         definition=f"{WAIT}. Jobs submitted in the window, by Kaplan and Meier",
         n=total.n,
         coverage=total.n / max(1, int((source.sized & (source.history.restart == 0)).sum())),
@@ -431,25 +431,16 @@ def _split(source: FigureSource, by: str) -> list[tuple[str, CensoredTimes]]:
         groups = [(name, jobs) for name, jobs, _ in source.partitions]
     elif by == "size":
         groups = [(SIZES[group], source.size_class == group) for group in source.sizes]
-    elif by == "week":
+    else:
         begins_s = source.history.blocks.edges_s.tolist()
         groups = [(str(at_s), jobs) for at_s, jobs in zip(begins_s, source.sized_by_block, strict=False)]
-    else:
-        if source.groups is None:
-            return []
-        names, group = source.leading(source.groups[1], source.hours)
-        groups = [(name, group == number) for number, name in enumerate(names)]
     waits_by_group = [(name, source.waits(jobs)) for name, jobs in groups]
     return [(name, times) for name, times in waits_by_group if times.n]
 
 
-def _noun(source: FigureSource, by: str) -> str:
-    return source.groups[0] if by == "group" and source.groups is not None else by
-
-
 def _wait_panel(source: FigureSource, by: str, groups: list[tuple[str, CensoredTimes]]) -> Panel:
     unit = source.history.unit
-    noun = _noun(source, by)
+    noun = by
     x = [float(name) if by == "week" else name for name, _ in groups]
     return Panel(
         "line" if by == "week" else "range",

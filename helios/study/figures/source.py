@@ -55,6 +55,23 @@ FOOTNOTES = {
     ),
 }
 CITATION = "Hu et al., SC'21 (doi 10.1145/3458817.3476223); Hu et al., NSDI'24; Jeon et al., USENIX ATC'19"
+SIZES = ("<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
+SIZE_EDGES = (np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64)
+MOST_NAMES = 10
+"""Partitions, groups and users that a figure names."""
+FEWEST_PEOPLE = 5
+"""Users below which a group is not named."""
+FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
+THE_REST = "all others"
+
+SIZES = ("<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
+SIZE_EDGES = (np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64)
+MOST_NAMES = 10
+"""Partitions, groups and users that a figure names."""
+FEWEST_PEOPLE = 5
+"""Users below which a group is not named."""
+FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
+THE_REST = "all others"
 
 
 @cache
@@ -91,7 +108,7 @@ def summary(cluster: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HereAndThere:
+class ClusterComparison:
     """Comparison of a cluster with published ones.
 
     Attributes
@@ -111,7 +128,7 @@ class HereAndThere:
     notes: tuple[str, ...]
 
 
-def here_and_there(source: FigureSource) -> HereAndThere:
+def compare_clusters(source: FigureSource) -> ClusterComparison:
     """Compare a history's totals with published ones."""
     history, kind = source.history, "gpu" if source.history.resource == "gpus" else "cpu"
     run_times = source.run_times(source.sized)
@@ -143,7 +160,7 @@ def here_and_there(source: FigureSource) -> HereAndThere:
             ("GPU hours that were cancelled", "cancel_gpu_time", _rate(source, ended, CANCELLED, hours=True), percent),
             ("GPU hours that failed otherwise", "fail_gpu_time", _rate(source, ended, None, hours=True), percent),
         ]
-    return HereAndThere(
+    return ClusterComparison(
         header=(history.cluster, *CLUSTERS),
         rows=tuple(
             (label, tuple("-" if value is None else write(value) for value in (own, *_others(name))))
@@ -199,16 +216,6 @@ def _known(value: float) -> float | None:
 
 def _whole(number: float) -> str:
     return f"{number:,.0f}"
-
-
-SIZES = ("<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
-SIZE_EDGES = (np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64)
-MOST_NAMES = 10
-"""Partitions, groups and users that a figure names."""
-FEWEST_PEOPLE = 5
-"""Users below which a group is not named."""
-FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
-THE_REST = "all others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,8 +362,6 @@ class FigureSource:
         Of the same history; what a figure needs of them and does not get is not shown.
     energy : Energy, optional
         Draw of nodes, and prices.
-    change_s : int, optional
-        When something changed, s since the epoch; by default the middle of the window.
     """
 
     def __init__(
@@ -369,7 +374,6 @@ class FigureSource:
         unusable: Sequence[NamedLevel] = (),
         findings: Sequence[Finding] = (),
         energy: Energy | None = None,
-        change_s: int | None = None,
     ) -> None:
         self.history = history
         self.capacity = capacity
@@ -378,7 +382,6 @@ class FigureSource:
         self.unusable = unusable
         self.findings = {finding.number: finding for finding in findings}
         self.energy = energy or Energy()
-        self.change_s = (history.first_s + history.end_s) // 2 if change_s is None else change_s
 
     @cached_property
     def sized(self) -> Flags:
@@ -531,11 +534,6 @@ class FigureSource:
     def in_use(self) -> Floats:
         """Units in use in each step."""
         return self.held()
-
-    @cached_property
-    def asked_for(self) -> Floats:
-        """Units that jobs wait for in each step."""
-        return self.asked()
 
     def in_service(self, edges_s: Seconds, pools: tuple[int, ...] | None = None) -> Floats | None:
         """Return the units in service in each step, None where unknown."""

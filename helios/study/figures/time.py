@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from helios.metrics.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
-from helios.study.figures.jobs import NO_STARTS, SPREAD, WAIT, holds
+from helios.study.figures.jobs import NO_STARTS, SPREAD, WAIT
 from helios.study.figures.source import (
     FOOTNOTES,
     MOST_NAMES,
@@ -31,7 +31,6 @@ from helios.study.statements.jobs import dispersion, failed_late, reached_limit
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 
 WHOLE_MONTH_DAYS = 28
-MORE_DEMAND = 1.3
 MOST_LAG_H = 168
 BURST_SCALES_S = {MINUTE_S: "1 min", 10 * MINUTE_S: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h", DAY_S: "1 day"}
 MOST_STACKED = 6
@@ -376,176 +375,6 @@ def energy(source: FigureSource) -> FigureData | str:
         ),
         panels=(_over_time(f"kWh in each of the {kind}", lines),),
         notes=("Nodes are not known: only the load of jobs counts.",) if base_load is None else (),
-    )
-
-
-def before_after(source: FigureSource) -> FigureData | str:
-    """Return use and waits before and after a change."""
-    history, unit = source.history, source.history.unit
-    if not history.has_starts or not source.first_waits.any():
-        return NO_STARTS
-    date = f"{pd.Timestamp(source.change_s, unit='s', tz='UTC').tz_convert(history.timezone):%Y-%m-%d %H:%M}"
-    parts = {"before": history.submitted_s < source.change_s, "after": history.submitted_s >= source.change_s}
-    waits = {name: source.waits(jobs) for name, jobs in parts.items()}
-    if not all(times.n for times in waits.values()):
-        return f"no jobs before or none after {date}"
-    in_service = source.in_service(source.edges_s)
-    level = source.in_use if in_service is None else divide(100 * source.in_use, in_service)
-    early = source.edges_s[:-1] < source.change_s
-    levels = {"before": level[early & np.isfinite(level)], "after": level[~early & np.isfinite(level)]}
-    levels = {name: values for name, values in levels.items() if len(values)}
-    noun = f"{unit}s" if in_service is None else f"% of {unit}s"
-    halves = [times.quantile(0.5) for times in waits.values()]
-    in_words = [duration_in_words(half) if np.isfinite(half) else "longer than is known" for half in halves]
-    means = {
-        name: float(np.average(level[steps], weights=source.step_s[steps]))
-        for name, steps in (("before", early & np.isfinite(level)), ("after", ~early & np.isfinite(level)))
-        if steps.any()
-    }
-    use = f"; {means['before']:.0f} and {means['after']:.0f} {noun} were in use" if len(means) > 1 else ""
-    return _figure_of_starts(
-        source,
-        title=f"Before {date} half of the jobs waited {in_words[0]} or less, after it {in_words[1]}{use}.",
-        definition=(
-            f"Jobs submitted before {date} and after, and {unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. "
-            f"{WAIT}. The change is at --change DATE, else in the middle of the window; what else changed then is not "
-            "told apart"
-        ),
-        n=sum(times.n for times in waits.values()),
-        panels=(
-            Panel(
-                "range",
-                Axis("name", ""),
-                Axis("duration", "s waited"),
-                quantile_series(
-                    list(waits), [times.quantile for times in waits.values()], STARTED_WITHIN, "{} started within"
-                ),
-                title="Wait",
-            ),
-            Panel(
-                "range",
-                Axis("name", ""),
-                Axis("number" if in_service is None else "percent", f"{noun} in use"),
-                quantile_series(list(levels), [partial(np.quantile, values) for values in levels.values()], SPREAD),
-                title=f"{unit}s in use",
-            ),
-        ),
-    )
-
-
-def queue(source: FigureSource) -> FigureData | str:
-    """Return the queue and its oldest wait over the week."""
-    history = source.history
-    if not history.has_starts or not source.wait_known.any():
-        return NO_STARTS
-    waiting = source.asked(weight=np.ones(len(history.size), dtype=np.int64))
-    hour = source.hour_of_step
-    lasted = np.bincount(hour, weights=source.step_s, minlength=168)
-    mean = divide(np.bincount(hour, weights=waiting * source.step_s, minlength=168), lasted)
-    at_s = np.linspace(history.first_s, history.end_s - 1, AGES).astype(np.int64)
-    # By eligible time, the oldest job that still waits at a time is the first where the maximum end so far is later.
-    is_first = source.wait_known & (history.restart == 0)
-    order = np.argsort(history.eligible_s[is_first], kind="stable")
-    eligible_s, until_s = history.eligible_s[is_first][order], source.wait_ends_s[is_first][order]
-    place = np.searchsorted(np.maximum.accumulate(until_s), at_s, side="right")
-    since_s = np.append(eligible_s, np.iinfo(np.int64).max)[place]
-    age_s = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
-    busiest = int(np.nanargmax(mean))
-    return FigureData(
-        title=f"The queue is longest on {WEEKDAYS[busiest // 24]} at {busiest % 24} h, {mean[busiest]:,.1f} jobs on "
-        f"average; the oldest one waited up to {duration_in_words(float(age_s.max()))}.",
-        definition=(
-            "Jobs that may start and wait, mean by hour of the week on the cluster's clock; time for which the oldest "
-            "of them had waited, at some moments"
-        ),
-        n=int(source.wait_known.sum()),
-        coverage=share(source.wait_known, history.size > 0),
-        panels=(
-            Panel(
-                "line",
-                Axis("week hour", "hour of the week"),
-                Axis("number", "mean jobs waiting"),
-                [series("jobs waiting", np.arange(168), mean)],
-                title="Jobs waiting",
-            ),
-            _over_time("h waited", [series("oldest wait", at_s, age_s / HOUR_S)], title="Oldest wait"),
-        ),
-    )
-
-
-def demand(source: FigureSource) -> FigureData | str:
-    """Return demand as a share of capacity, as it was and 30 % higher."""
-    history, unit = source.history, source.history.unit
-    if not history.has_starts:
-        return NO_STARTS
-    in_service = source.in_service(source.edges_s)
-    if in_service is None:
-        return "capacity is not known here"
-    has_capacity = in_service > 0
-    demand_percent = 100 * (source.in_use + source.asked_for)[has_capacity] / in_service[has_capacity]
-    length_s = source.step_s[has_capacity]
-    thresholds = np.arange(0, 301, 5)
-    more = f"{round(100 * (MORE_DEMAND - 1))} % more"
-    levels = {"as it was": demand_percent, f"with {more}": MORE_DEMAND * demand_percent}
-    exceeded = {
-        name: [100 * float(length_s[level >= threshold].sum() / length_s.sum()) for threshold in thresholds]
-        for name, level in levels.items()
-    }
-    today, tomorrow = (float(length_s[level >= 100].sum() / length_s.sum()) for level in levels.values())
-    return _figure_of_starts(
-        source,
-        title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(tomorrow)}.",
-        definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
-        panels=(
-            Panel(
-                "line",
-                Axis("number", f"% of {unit}s asked for, at least"),
-                Axis("percent", "% of the time"),
-                [series(name, thresholds, values) for name, values in exceeded.items()],
-            ),
-        ),
-        notes=(AT_LEAST,) if source.capacity is not None and source.capacity.at_least else (),
-    )
-
-
-def group_hours(source: FigureSource) -> FigureData | str:
-    """Return hours by group and month."""
-    history, unit = source.history, source.history.unit
-    if source.groups is None:
-        return "neither accounts nor partitions are recorded here"
-    if float(source.hours.sum()) <= 0:
-        return "run times are not recorded here"
-    noun, names = source.groups
-    edges_s = source.calendar_edges("MS")
-    labels, place = source.leading(names, source.hours, most=MOST_STACKED)
-    table: list[Floats] = []
-    for group in range(len(labels)):
-        jobs = place == group
-        if history.has_starts:
-            table.append(source.held(jobs, edges_s) * np.diff(edges_s) / HOUR_S)
-        else:
-            month = np.searchsorted(edges_s, history.submitted_s[jobs], side="right") - 1
-            table.append(np.bincount(month, source.hours[jobs], len(edges_s) - 1).astype(np.float64))
-    largest = int(np.argmax([row.sum() for row in table]))
-    return FigureData(
-        title=f"{holds(noun, labels[largest])} {percent(share(table[largest], np.array(table)))} of the {unit} hours.",
-        definition=f"{unit} hours of each {noun} "
-        + ("inside each month" if history.has_starts else "of the jobs submitted in each month"),
-        n=source.n,
-        coverage=share(source.hours[names.known], source.hours),
-        covered=f"{unit} hours",
-        panels=(
-            Panel(
-                "stack",
-                Axis("name", "month"),
-                Axis("number", f"{unit} hours"),
-                [
-                    series(name, _month_names(edges_s, history.timezone), row)
-                    for name, row in zip(labels, table, strict=True)
-                    if row.any()
-                ],
-            ),
-        ),
     )
 
 

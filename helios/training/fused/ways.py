@@ -32,6 +32,65 @@ aten = torch.ops.aten
 Loss = Callable[[Any, Any], Any]
 Step = Callable[..., Any]
 """Fills the gradients and returns the losses, one per model: ``step(parameters, buffers, gradients, scale, batch)``."""
+POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
+NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+STREAMS = 32
+"""Most streams on which models run side by side."""
+COPIES_NOTHING = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default}
+DIRECT: Mapping[Any, Any] = {
+    aten.add.Tensor: torch.add,
+    aten.bmm.default: torch.bmm,
+    aten.div.Tensor: torch.div,
+    aten.gather.default: torch.gather,
+    aten.mul.Tensor: torch.mul,
+    aten.ne.Scalar: torch.ne,
+    aten.neg.default: torch.neg,
+    aten.permute.default: torch.permute,
+    aten.relu.default: torch.relu,
+    aten.sub.Tensor: torch.sub,
+    aten.sum.dim_IntList: torch.sum,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.where.self: torch.where,
+}
+"""Operators by PyTorch's ordinary functions, which take about half the time to start."""
+METHODS = {aten.view.default: "view", aten.copy_.default: "copy_", aten.expand.default: "expand"}
+LARGE = 2**14
+"""Elements of a gradient from which on the memory for a copy counts more than the time to start an operator."""
+MEASURED_S = 0.2
+"""About how long each way is measured, s."""
+
+POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
+NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+
+STREAMS = 32
+"""Most streams on which models run side by side."""
+
+COPIES_NOTHING = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default}
+DIRECT: Mapping[Any, Any] = {
+    aten.add.Tensor: torch.add,
+    aten.bmm.default: torch.bmm,
+    aten.div.Tensor: torch.div,
+    aten.gather.default: torch.gather,
+    aten.mul.Tensor: torch.mul,
+    aten.ne.Scalar: torch.ne,
+    aten.neg.default: torch.neg,
+    aten.permute.default: torch.permute,
+    aten.relu.default: torch.relu,
+    aten.sub.Tensor: torch.sub,
+    aten.sum.dim_IntList: torch.sum,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.where.self: torch.where,
+}
+"""Operators by PyTorch's ordinary functions, which take about half the time to start."""
+METHODS = {aten.view.default: "view", aten.copy_.default: "copy_", aten.expand.default: "expand"}
+
+LARGE = 2**14
+"""Elements of a gradient from which on the memory for a copy counts more than the time to start an operator."""
+
+MEASURED_S = 0.2
+"""About how long each way is measured, s."""
 
 
 class LossInvalid(HeliosError):
@@ -191,10 +250,6 @@ class Functional:
     ) -> Any:
         loss, pull_back = vjp(lambda own: self._one(own, buffers, inputs, target), parameters)
         return loss, pull_back(scale[0].to(loss.dtype) if scale else torch.ones_like(loss))[0]
-
-
-POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
-NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 
 
 class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
@@ -392,10 +447,6 @@ class Recording:
         return self._losses.clone()
 
 
-STREAMS = 32
-"""Most streams on which models run side by side."""
-
-
 def own_copy(tensor: Any) -> Any:
     """Copy a tensor, shared if the original is."""
     return tensor[:1].clone().expand(tensor.shape) if _is_shared(tensor) else tensor.clone()
@@ -416,31 +467,6 @@ def exact_convolutions(device: torch.device) -> Iterator[None]:
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
     ):
         yield
-
-
-COPIES_NOTHING = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default}
-DIRECT: Mapping[Any, Any] = {
-    aten.add.Tensor: torch.add,
-    aten.bmm.default: torch.bmm,
-    aten.div.Tensor: torch.div,
-    aten.gather.default: torch.gather,
-    aten.mul.Tensor: torch.mul,
-    aten.ne.Scalar: torch.ne,
-    aten.neg.default: torch.neg,
-    aten.permute.default: torch.permute,
-    aten.relu.default: torch.relu,
-    aten.sub.Tensor: torch.sub,
-    aten.sum.dim_IntList: torch.sum,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.where.self: torch.where,
-}
-"""Operators by PyTorch's ordinary functions, which take about half the time to start."""
-METHODS = {aten.view.default: "view", aten.copy_.default: "copy_", aten.expand.default: "expand"}
-
-
-LARGE = 2**14
-"""Elements of a gradient from which on the memory for a copy counts more than the time to start an operator."""
 
 
 def _simplify(module: Any) -> Any:
@@ -592,10 +618,6 @@ def _plain_reason(error: Exception) -> str:
     if "dynamic" in text:
         return "the shape of a result depends on the values of tensors"
     return f"{type(error).__name__}: {text.split('. ')[0][:200]}"
-
-
-MEASURED_S = 0.2
-"""About how long each way is measured, s."""
 
 
 def fastest(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

@@ -88,7 +88,7 @@ _AGENT_DEATHS = 5
 _NODE_DEATHS = 2
 _ADOPT_S = 2.0
 """How often the trials of pools that are gone are looked for."""
-_OF_A_DEVICE = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
+_DEVICE_VARIABLES = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
 """What differs between trials of the environment that a device gives."""
 
 _EARLIER = -1
@@ -268,7 +268,7 @@ class Coordinator:
         if container is not None:
             common = dict(agent.mps_environment(self._mps)) if mps else {}
             common |= device_environment(self.devices[0])
-            common = {name: value for name, value in common.items() if name not in _OF_A_DEVICE}
+            common = {name: value for name, value in common.items() if name not in _DEVICE_VARIABLES}
             common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
             self._segment = container.segment(folder, sweep, self._warm, pool=state.pool, environment=common)
         self._by_name = {device.name: device for device in devices}
@@ -817,7 +817,7 @@ class Coordinator:
                 "do": "start",
                 **order,
                 "environment": {**on_device, **self.sweep.env, **own},
-                "own": [*own, *_OF_A_DEVICE, agent.TRIAL],
+                "own": [*own, *_DEVICE_VARIABLES, agent.TRIAL],
                 "warm": self._warm,
                 "segment": self._segment,
                 "folder": str(self.sweep.cwd),

@@ -35,6 +35,11 @@ LOOK_S = 60.0
 """How long ``scontrol`` may take, s."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
+STEP_LOOK_S = 600.0
+"""How long a node may take to say what it has, in which it may unpack an image."""
+
+STEP_LOOK_S = 600.0
+"""How long a node may take to say what it has, in which it may unpack an image."""
 
 
 def find_devices(
@@ -197,10 +202,6 @@ def device_environment(device: Device) -> Mapping[str, str]:
         return {"HELIOS_DEVICE": device.name, "CUDA_VISIBLE_DEVICES": gpu}
     threads = str(max(1, cores() // device.slots))
     return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}
-
-
-STEP_LOOK_S = 600.0
-"""How long a node may take to say what it has, in which it may unpack an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

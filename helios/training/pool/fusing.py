@@ -20,15 +20,14 @@ texts among the parameters of their models are taken to be alike, since those ch
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from helios.lines_file import LinesFile
 from helios.training.model import Device, FusedSpeed
 from helios.training.pool.sweep import COMMON, FusedProgram, Value
 
@@ -81,12 +80,10 @@ class FusedProcess:
             It cannot be written; the same may be tried again.
         """
         if self.unwritten:
-            with self.file.open("ab", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                lines = b"".join(self.unwritten)
-                if file.write(lines) < len(lines):
-                    os.ftruncate(file.fileno(), size)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            with self.file.open("a+b", buffering=0) as file:
+                lines = LinesFile(file.fileno())
+                lines.skip()
+                lines.append(b"".join(self.unwritten), lasting=False)
             self.unwritten.clear()
 
 

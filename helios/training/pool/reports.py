@@ -35,6 +35,23 @@ LARGEST_STEP = 2**53
 """Steps above it are not whole in JSON of other languages."""
 OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused")
 """Keys of a report that are no metrics."""
+Jump = Literal["", "replaced", "skipped"]
+"""Why new bytes do not follow on the last ones. Empty where they do."""
+LARGEST_EVENT = 1 << 16
+"""Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
+MOST_FILES = 64
+DEEPEST = 4
+"""Levels of folders in which event files are looked for."""
+MOST_ENTRIES = 10_000
+"""Files and folders that one call looks at."""
+
+LARGEST_EVENT = 1 << 16
+"""Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
+MOST_FILES = 64
+DEEPEST = 4
+"""Levels of folders in which event files are looked for."""
+MOST_ENTRIES = 10_000
+"""Files and folders that one call looks at."""
 
 
 class TaskRequest(StrEnum):
@@ -139,10 +156,6 @@ def _text(value: Any) -> str | None:
         return None
     plain = "".join(letter if letter.isprintable() else " " for letter in value[:LONGEST_MESSAGE]).strip()
     return plain or None
-
-
-Jump = Literal["", "replaced", "skipped"]
-"""Why new bytes do not follow on the last ones. Empty where they do."""
 
 
 class _GrowingFile:
@@ -283,14 +296,6 @@ def write_request(path: Path, request: TaskRequest | None) -> None:
 # Scalars of TensorBoard's event files. TensorBoard and TensorFlow are too heavy to depend on for three kinds of
 # messages: a file is a sequence of TFRecords (length, its CRC, data, its CRC; little endian), each an ``Event`` of
 # tensorflow/core/util/event.proto with a ``Summary`` of tensorflow/core/framework/summary.proto.
-
-LARGEST_EVENT = 1 << 16
-"""Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
-MOST_FILES = 64
-DEEPEST = 4
-"""Levels of folders in which event files are looked for."""
-MOST_ENTRIES = 10_000
-"""Files and folders that one call looks at."""
 
 
 @cache

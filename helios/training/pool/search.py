@@ -6,8 +6,6 @@ has a search's folder, unless several share it.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
+from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
 from helios.training.model import TrialState
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
@@ -103,12 +102,8 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
         make_folder(folder)
         lock = open_private(folder / "search.lock")
         try:
-            try:
-                fcntl.flock(lock, (fcntl.LOCK_EX if others is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            except BlockingIOError as reason:
-                raise UsageError(
-                    f"Another process works in {folder}.", hint="Wait for it, or choose another folder."
-                ) from reason
+            if not try_lock(lock, shared=others is not None):
+                raise UsageError(f"Another process works in {folder}.", hint="Wait for it, or choose another folder.")
             _check_same(sweep, folder / "sweep.fingerprint")
             if sweep.search:
                 return OptunaSearch(sweep, folder, lock, others=others or 0)
@@ -141,34 +136,18 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         ) from reason
 
 
-def _trim(handle: int) -> None:
-    """Cut off a last line that was only written in part."""
-    size = os.fstat(handle).st_size
-    end = size
-    while end:
-        start = max(0, end - 65_536)
-        found = os.pread(handle, end - start, start).rfind(b"\n")
-        end = start + found + 1 if found >= 0 else start
-        if found >= 0:
-            break
-    if end < size:
-        os.ftruncate(handle, end)
-
-
 class ListSearch:
     """Every combination of a grid, or every listed trial, in order."""
 
     def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
         self._sweep, self._folder, self._lock = sweep, folder, lock
-        self._record = open_private(folder / "told.jsonl")
-        _trim(self._record)
+        self._record = LinesFile(open_private(folder / "told.jsonl"))
         self._ended: set[int] = set()
-        size = os.fstat(self._record).st_size
-        for line in os.pread(self._record, size, 0).splitlines():
+        for line in self._record.read():
             try:
                 self._ended.add(json.loads(line)["number"])
             except (ValueError, TypeError, KeyError) as reason:
-                os.close(self._record)
+                os.close(self._record.handle)
                 raise FileUnreadable(
                     f"{folder / 'told.jsonl'} is damaged.", hint="Choose another folder, or remove this one."
                 ) from reason
@@ -188,9 +167,8 @@ class ListSearch:
         if number in self._ended:
             return
         line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
-        with _disk_errors(self._folder), _truncate_on_failure(self._record) as end:
-            if os.pwrite(self._record, line.encode(), end) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with _disk_errors(self._folder):
+            self._record.append(line.encode(), lasting=False)
         self._ended.add(number)
 
     def report(self, number: int, step: int, value: float) -> bool:
@@ -200,19 +178,8 @@ class ListSearch:
 
     def close(self) -> None:
         """Let another process open the folder."""
-        os.close(self._record)
+        os.close(self._record.handle)
         os.close(self._lock)
-
-
-@contextmanager
-def _truncate_on_failure(handle: int) -> Iterator[int]:
-    """Yield a file's end, and truncate there after a failure."""
-    size = os.fstat(handle).st_size
-    try:
-        yield size
-    except OSError:
-        os.ftruncate(handle, size)
-        raise
 
 
 def finite(value: float | None) -> float | None:
@@ -268,7 +235,9 @@ class _Journal:
     def __init__(self, path: Path) -> None:
         journal = load_optuna().storages.journal
         self._handle = open_private(path)
-        _trim(self._handle)
+        whole = LinesFile(self._handle)
+        whole.skip()
+        whole.append(b"", lasting=False)  # cuts off a partial line
         self._lock_path = path.with_name(f"{path.name}.lock")
         with suppress(FileNotFoundError):
             if self._lock_path.read_text() == LOCKED:  # by a pool that was killed: this one has the folder now
@@ -289,7 +258,7 @@ class _Journal:
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with _truncate_on_failure(self._handle):
+        with cut_on_failure(self._handle):
             self._file.append_logs(logs)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
+from helios.lines_file import LinesFile, try_lock
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import TrialState
@@ -214,7 +215,7 @@ class StateFile:
         self.interrupted: set[str] = set()
         self.joined = 0
         self._first = ""
-        self._length, self._is_exclusive = 0, False
+        self._is_exclusive = False
         self._members, self._own_lock = folder / "members", -1
         self.trials: dict[int, TrialRecord] = {}
         self.pool, self.problem = "", ""
@@ -224,19 +225,18 @@ class StateFile:
         try:
             make_folder(folder)
             self._handle = open_private(self.path)
+            self._file = LinesFile(self._handle)
         except OSError as reason:
             raise FileUnwritable(
                 f"The pool's folder cannot be written: {reason}", hint="Choose another place: --folder FOLDER"
             ) from reason
         try:
-            try:
-                fcntl.flock(self._handle, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError as reason:
+            if not try_lock(self._handle, shared=self.shared):
                 raise UsageError(
                     f"Another pool is running in {folder}.",
                     hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder "
                     "all need --shared.",
-                ) from reason
+                )
             if shared:
                 make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
@@ -247,11 +247,8 @@ class StateFile:
             raise
 
     def _read(self, folder: Path, sweep: str) -> None:
-        with open(self._handle, "rb", closefd=False) as stream:
-            content = stream.read()
-        whole = content.rfind(b"\n") + 1
         header: Mapping[str, Any] | None = None
-        for place, line in enumerate(content[:whole].splitlines(), start=1):
+        for place, line in enumerate(self._file.read(), start=1):
             try:
                 entry = json.loads(line)
                 if header is None:
@@ -263,10 +260,6 @@ class StateFile:
                 raise FileUnreadable(
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
                 ) from reason
-        if whole < len(content):
-            os.ftruncate(self._handle, whole)
-        self._length = whole
-        os.lseek(self._handle, whole, os.SEEK_SET)
         if header is None:
             header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
             self.append(header)
@@ -305,15 +298,8 @@ class StateFile:
         self._is_exclusive = True
         try:
             if catch_up:
-                size = os.fstat(self._handle).st_size
-                if size > self._length:
-                    content = os.pread(self._handle, size - self._length, self._length)
-                    whole = content.rfind(b"\n") + 1
-                    for line in content[:whole].splitlines():
-                        self._apply_entry(json.loads(line))
-                    self._length += whole
-                    if whole < len(content):  # of a pool that was killed
-                        os.ftruncate(self._handle, self._length)
+                for line in self._file.read():
+                    self._apply_entry(json.loads(line))
             yield
         finally:
             self._is_exclusive = False
@@ -330,9 +316,8 @@ class StateFile:
         with suppress(OSError):
             handle = os.open(self._members / (trial.owner or "none"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+                if not try_lock(handle):
+                    return True
             finally:
                 os.close(handle)
         return False
@@ -477,19 +462,13 @@ class StateFile:
         with self.exclusive():
             lines = b"".join(self._unwritten)
             try:
-                written = 0
-                while written < len(lines):
-                    written += os.pwrite(self._handle, lines[written:], self._length + written)
-                if lasting:
-                    os.fdatasync(self._handle)
+                self._file.append(lines, lasting=lasting)
             except OSError as reason:
-                os.ftruncate(self._handle, self._length)
                 full = reason.errno in {errno.ENOSPC, errno.EDQUOT}
                 self.problem = "the disk is full" if full else (reason.strerror or str(reason))
                 self._retry_at_s = time.monotonic() + _RETRY_S
                 return
             self.unsynced = not lasting
-            self._length += len(lines)
             self._unwritten.clear()
             self.problem = ""
 

@@ -196,7 +196,7 @@ def _replays(
 ) -> tuple[list[PackedReplay], int, tuple[str, ...]]:
     """Replay a window and draws of it, unpacked and packed."""
     request = WhatIfRequest(
-        plans=(),
+        scenarios=(),
         since=max(since, loaded.jobs["submitted_at"].min()),
         until=until,
         warm_up=WARM_UP,

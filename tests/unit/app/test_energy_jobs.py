@@ -50,7 +50,7 @@ def a_request(**options):
     since, until = options.pop("window", (START + 4 * DAY, START + 6 * DAY))
     machine = {"placement": Placement.RANDOM, "nodes": {"gpu": 10}, "seed": options.pop("seed", 0)}
     return EnergyJobsRequest(
-        replay=WhatIfRequest(plans=(), since=since, until=until, **machine),
+        replay=WhatIfRequest(scenarios=(), since=since, until=until, **machine),
         **{"policies": ("idle_timer_30min", "max_3h_plus_5", "ces_published")} | options,
     )
 

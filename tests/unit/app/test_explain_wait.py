@@ -48,7 +48,7 @@ def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> Loaded
     return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
-def a_plan(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Scenario:
+def a_scenario(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Scenario:
     return Scenario(
         policy=policy,
         backfill=backfill,
@@ -63,10 +63,10 @@ def a_story(
     *,
     nodes: int = 1,
     gpus_per_node: int = 8,
-    plans: tuple[Scenario, ...] = (BASELINE,),
+    scenarios: tuple[Scenario, ...] = (BASELINE,),
     **overrides: Any,
 ) -> ReplayedWait:
-    request = WhatIfRequest(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
+    request = WhatIfRequest(scenarios=scenarios, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
     return replay_of(explain_wait(a_history(rows, **overrides), request, job))
 
 
@@ -75,9 +75,9 @@ def replay_of(explained: JobExplanation) -> ReplayedWait:
     return explained.replay
 
 
-def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
+def in_reference(rows: list[tuple[int, int, int, int]], scenario: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
     workload = a_workload([row[:3] for row in rows])
-    keys = ORDERS[plan.policy](
+    keys = ORDERS[scenario.policy](
         submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=workload.run_time_s.astype(np.float64)
     )
     return noted_by_the_reference(
@@ -85,7 +85,7 @@ def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes
         a_shape((nodes, gpus_per_node)),
         keys=keys,
         estimates=[row[3] for row in rows],
-        backfill=str(plan.backfill),
+        backfill=str(scenario.backfill),
     )
 
 
@@ -139,9 +139,9 @@ def assert_held(story: ReplayedWait, simulator: Any, job: int) -> None:
 def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy: Policy, which: int) -> None:
     rows, nodes, gpus_per_node = crowd
     shape = {"nodes": nodes, "gpus_per_node": gpus_per_node}
-    job, plan = which % len(rows), a_plan(policy, backfill)
-    story = a_story(rows, str(job), plans=(plan,), **shape)
-    simulator = in_reference(rows, plan, **shape)
+    job, scenario = which % len(rows), a_scenario(policy, backfill)
+    story = a_story(rows, str(job), scenarios=(scenario,), **shape)
+    simulator = in_reference(rows, scenario, **shape)
     me = simulator.jobs[job]
     # The stretches are the wait, whole and without gaps.
     edges = [EPOCH + timedelta(seconds=me.submitted), *(interval.ended_at for interval in story.intervals)]
@@ -171,11 +171,11 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
     # What it had been under today's order, and with the advice.
     for other in story.starts[1:]:
         assert second(other.started_at) == in_reference(rows, BASELINE, **shape).jobs[job].first_start
-    assert len(story.starts) == 1 + (plan != BASELINE)
+    assert len(story.starts) == 1 + (scenario != BASELINE)
     if story.shorter is not None:
         assert story.shorter.planned_s >= rows[job][1]
         advised = [*rows[:job], (*rows[job][:3], story.shorter.planned_s), *rows[job + 1 :]]
-        start = in_reference(advised, plan, **shape).jobs[job].first_start
+        start = in_reference(advised, scenario, **shape).jobs[job].first_start
         assert start <= second(story.shorter.started_at) < me.first_start
 
 
@@ -207,7 +207,7 @@ def test_as_many_gpus_as_it_asks_for_may_be_free_in_pieces() -> None:
 
 
 def test_a_wait_that_is_recorded_is_told_beside() -> None:
-    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1}, gpus_per_node=8)
+    request = WhatIfRequest(scenarios=(BASELINE,), nodes={"gpu": 1}, gpus_per_node=8)
     waited = explain_wait(a_history([(0, 60, 8, 60)]), request, "0").waited_s
     never = explain_wait(a_history([(0, 60, 8, 60)], started_at=None, ended_at=None), request, "0").waited_s
     assert waited == 5.0
@@ -217,7 +217,7 @@ def test_a_wait_that_is_recorded_is_told_beside() -> None:
 def test_what_preempts_is_refused() -> None:
     srtf = Scenario(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
     with pytest.raises(UsageError, match="srtf preempts"):
-        a_story([(0, 60, 8, 60)], "0", plans=(srtf,))
+        a_story([(0, 60, 8, 60)], "0", scenarios=(srtf,))
 
 
 def test_an_unknown_job_is_named_with_its_neighbours() -> None:
@@ -227,7 +227,7 @@ def test_an_unknown_job_is_named_with_its_neighbours() -> None:
 
 def test_a_job_that_was_not_replayed_is_not_called_unknown() -> None:
     history = a_history([(0, 60, 1, 60), (60, 60, 1, 60)])
-    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
+    request = WhatIfRequest(scenarios=(BASELINE,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
     with pytest.raises(JobUnknown, match=r"submitted .* UTC.*was not replayed"):
         explain_wait(history, request, "0")
 
@@ -239,7 +239,7 @@ def test_array_tasks_and_requeued_runs_are_found() -> None:
         a_job(job_id="9", submitted_at=EPOCH + timedelta(seconds=120), array_job_id="8", array_task_id="3"),
     ]
     history = LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
-    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1})
+    request = WhatIfRequest(scenarios=(BASELINE,), nodes={"gpu": 1})
     second_run = explain_wait(history, request, "7-2")
     assert (second_run.job_id, replay_of(second_run).starts[0].wait_s) == ("7-2", 540)
     assert any("used 2 times" in note for note in second_run.remarks)

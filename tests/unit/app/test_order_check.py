@@ -12,7 +12,8 @@ from helios.app.order_check import CHECKED, DrawnWindow, check_order, live_scena
 from helios.app.scenarios import Policy, RunTimes
 from helios.app.whatif import WhatIfRequest, prepare_replay, replay_scenario
 from helios.errors import UsageError
-from helios.report.significance import CheckedOrder, ResampledUnit
+from helios.report.order_check import CheckedOrder
+from helios.report.significance import ResampledUnit
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
@@ -38,7 +39,7 @@ def a_history(
     return LoadedHistory(cluster="lab", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-REQUEST = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8)
+REQUEST = WhatIfRequest(scenarios=(), nodes={"gpu": 2}, gpus_per_node=8)
 
 
 def test_size_orders_where_predictions_know_no_more() -> None:
@@ -79,7 +80,7 @@ def test_what_is_checked_is_the_default_of_a_live_slurm() -> None:
 def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
     history = a_history()
     request = WhatIfRequest(
-        plans=(), nodes={"gpu": 2}, since=START + timedelta(days=2), warm_up=timedelta(days=1), gpus_per_node=8
+        scenarios=(), nodes={"gpu": 2}, since=START + timedelta(days=2), warm_up=timedelta(days=1), gpus_per_node=8
     )
     draw = DrawnWindow(history, request).draw(0)
     setup = prepare_replay(history, request)
@@ -113,7 +114,7 @@ def test_earlier_jobs_delay_nobody_in_the_own_order_of_a_replay() -> None:
     earlier = [job(1, START, 5), job(2, START, 240)]
     inside = [job(3 + number, opens + number * hour, 0.5) for number in range(240)]
     history = LoadedHistory(cluster="lab", jobs=jobs_frame(*earlier, *inside), timezone="UTC")
-    request = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8, since=opens.to_pydatetime())
+    request = WhatIfRequest(scenarios=(), nodes={"gpu": 2}, gpus_per_node=8, since=opens.to_pydatetime())
     longest = prepare_replay(history, request).own_order
     assert longest.at(int(opens.timestamp())) == longest.at(int((opens + 240 * hour).timestamp())) == 5 * 3600
     # As live, a wait counts for four weeks: here until four weeks after the start.

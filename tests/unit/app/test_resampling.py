@@ -47,7 +47,7 @@ def a_site(days: float, *, jobs: int = 400, seed: int = 0, users: bool = True) -
 def staged(days: float, *, before: float = 0, warm_up: float = 0, **options: Any) -> ReplaySetup:
     history = a_site(days + before + warm_up, **options)
     since = START + timedelta(days=before + warm_up)
-    request = WhatIfRequest(plans=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
+    request = WhatIfRequest(scenarios=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
     return prepare_replay(history, request)
 
 
@@ -87,7 +87,7 @@ def test_a_window_of_one_week_is_drawn_by_its_seven_days() -> None:
     history, since = a_site(20, jobs=1_000, users=False), START + timedelta(days=3)
     hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
     awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
-    request = WhatIfRequest(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
+    request = WhatIfRequest(scenarios=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
     resampler = resampler_for(prepare_replay(replace(history, jobs=awake), request))
     assert (resampler.over, resampler.blocks, resampler.begins_s) == (ResampledUnit.DAYS, 7, since.timestamp())
     shorter = replace(request, until=since + timedelta(days=6, hours=20))
@@ -97,7 +97,7 @@ def test_a_window_of_one_week_is_drawn_by_its_seven_days() -> None:
 def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
     history = a_site(8, jobs=400, users=False)
     request = WhatIfRequest(
-        plans=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
+        scenarios=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
     )
     first = history.jobs["submitted_at"].iloc[0]
     resampler = resampler_for(prepare_replay(history, request))
@@ -142,7 +142,7 @@ def test_the_frame_that_predictors_see_is_the_workload_that_is_replayed() -> Non
     np.testing.assert_array_equal(jobs["run_time_s"], again.workload.run_time_s)
     assert jobs["job_id"].tolist() == again.workload.job_id.tolist()
     assert jobs["job_id"].is_unique
-    predictor_for(again, None, WhatIfRequest(plans=(FIFO,)))  # refuses jobs out of order, or before its history
+    predictor_for(again, None, WhatIfRequest(scenarios=(FIFO,)))  # refuses jobs out of order, or before its history
 
 
 def test_what_lies_before_the_window_stays_as_it_was() -> None:
@@ -214,7 +214,7 @@ def test_arrivals_move_within_their_hour_and_bursts_stay_together() -> None:
     jobs = history.jobs.copy()
     jobs.loc[100:109, "submitted_at"] = jobs["submitted_at"].iloc[100]
     jobs["user"] = jobs["user"].where(~jobs.index.isin(range(100, 110)), "user1")
-    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
+    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(scenarios=(FIFO,), nodes={"gpu": 4}))
     again, resampler = drawn(setup)
     assert resampler.over is ResampledUnit.SEEDS
     was = dict(zip(setup.workload.run_time_s.tolist(), setup.workload.submitted_s.tolist(), strict=True))
@@ -267,7 +267,7 @@ def test_predictions_in_a_draw_are_those_of_a_timeline_without_copies() -> None:
     np.testing.assert_array_equal(work.run_time_s, work.run_time_s[first])
     new = first == np.arange(len(first))
     assert (~new).sum() > 0
-    request = WhatIfRequest(plans=(FIFO,))
+    request = WhatIfRequest(scenarios=(FIFO,))
     predictor = resampled_predictor(drawn_setup, None, request)
     alone = predictor_for(
         replace(
@@ -290,7 +290,7 @@ def test_a_week_without_jobs_is_never_all_that_is_drawn() -> None:
     history = a_site(1, jobs=50)
     late = jobs_frame(a_job(job_id="9999", submitted_at=START + timedelta(days=34.9), run_time_s=7.0))
     jobs = pd.concat([history.jobs, late], ignore_index=True)
-    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
+    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(scenarios=(FIFO,), nodes={"gpu": 4}))
     for repeat in range(1, 12):
         again, _ = drawn(setup, WEEKS, repeat)
         assert again.counted.any()

@@ -248,7 +248,7 @@ def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
 def simulated(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
     return simulate_services(
-        history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
+        history, WhatIfRequest(scenarios=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
     )
 
 
@@ -316,7 +316,7 @@ def limit_the_small(seconds: float) -> Any:
 
 
 def gain_of(history: LoadedHistory, service: Any) -> SoftLimitGain:
-    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    request = WhatIfRequest(scenarios=(), nodes={"gpu": 1}, gpus_per_node=8)
     return soft_limit_gain(history, request, service, every=AT_ONCE)
 
 
@@ -342,7 +342,7 @@ def test_soft_limits_that_nobody_sets_are_no_gain() -> None:
 
 def test_other_services_act_with_soft_limits_and_without() -> None:
     beside, softly = Toy(last_first), Toy()
-    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    request = WhatIfRequest(scenarios=(), nodes={"gpu": 1}, gpus_per_node=8)
     soft_limit_gain(days_of_jobs(2, 5_000.0), request, softly, beside={"order": beside}, every=AT_ONCE)
     assert len(beside.seen) == 2 * len(softly.seen) > 0
 
@@ -369,7 +369,7 @@ def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
 def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> None:
     history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
-    request = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
+    request = WhatIfRequest(scenarios=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
     result = simulate_services(history, request, {"toy": toy})
     today, _, service = result.whatif.runs

@@ -395,7 +395,10 @@ def the_trace(name: str, jobs: int) -> tuple[LoadedHistory, WhatIfRequest]:
         machine = {"nodes": parse_nodes(nodes), "gpus_per_node": 8, "skip_oversized": True}
     submitted = history.jobs["submitted_at"]
     return history, WhatIfRequest(
-        plans=(), since=submitted.iloc[len(submitted) // 2], until=submitted.iloc[len(submitted) // 2 + jobs], **machine
+        scenarios=(),
+        since=submitted.iloc[len(submitted) // 2],
+        until=submitted.iloc[len(submitted) // 2 + jobs],
+        **machine,
     )
 
 

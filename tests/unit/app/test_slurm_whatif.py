@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.slurm_whatif import SlurmWhatIfRequest, SlurmWhatIfResult, slurm_whatif
+from helios.app.slurm_whatif import SlurmWhatIfResult, slurm_whatif
+from helios.app.whatif import WhatIfRequest
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
 from helios.model.slurm_site import SlurmSite
@@ -58,8 +59,8 @@ def site() -> SlurmSite:
 @pytest.fixture(scope="module")
 def answer(site: SlurmSite) -> SlurmWhatIfResult:
     otherwise = read_site(CONF + "SchedulerType=sched/builtin\n")
-    request = SlurmWhatIfRequest(site=site, otherwise=otherwise, changed="SchedulerType=sched/builtin")
-    return slurm_whatif(a_history(), request)
+    changed = "SchedulerType=sched/builtin"
+    return slurm_whatif(a_history(), WhatIfRequest(), site, otherwise=otherwise, changed=changed)
 
 
 def test_todays_setup_is_what_the_others_are_compared_with(answer: SlurmWhatIfResult) -> None:
@@ -82,8 +83,9 @@ def test_without_backfill_jobs_wait_longer(site: SlurmSite) -> None:
     gpus = np.where(wide, 8, history.jobs["gpus"])
     limit_s = np.where(history.jobs["user"] == "long", 10_800.0, 600.0)
     jobs = history.jobs.assign(gpus=gpus, nodes=np.where(wide, 2.0, 1.0), time_limit_s=limit_s)
-    request = SlurmWhatIfRequest(site=site, otherwise=read_site(CONF + "SchedulerType=sched/builtin\n"))
-    today, _, without, _ = slurm_whatif(replace(history, jobs=JOBS.conform(jobs)), request).whatif.runs
+    otherwise = read_site(CONF + "SchedulerType=sched/builtin\n")
+    found = slurm_whatif(replace(history, jobs=JOBS.conform(jobs)), WhatIfRequest(), site, otherwise=otherwise)
+    today, _, without, _ = found.whatif.runs
     assert without.summary.mean_wait_s > 1.5 * today.summary.mean_wait_s
 
 
@@ -101,7 +103,7 @@ def test_a_past_that_followed_the_same_rules_is_repeated(answer: SlurmWhatIfResu
     past, today = a_history(), answer.whatif.baseline
     started = pd.to_datetime(today.started_s, unit="s", utc=True)
     told = replace(past, jobs=JOBS.conform(past.jobs.assign(started_at=started)))
-    ours, textbook, at_once = slurm_whatif(told, SlurmWhatIfRequest(site=site)).fidelity
+    ours, textbook, at_once = slurm_whatif(told, WhatIfRequest(), site).fidelity
     assert ours.order_correlation == pytest.approx(1.0)
     assert ours.p95_error_s <= 1
     assert abs(textbook.mean_wait_error) > abs(ours.mean_wait_error)
@@ -112,8 +114,7 @@ def test_only_the_window_counts_and_its_warm_up_is_replayed(site: SlurmSite) -> 
     since = (BEGAN + timedelta(days=1)).to_pydatetime()
     counted = int((a_history().jobs["submitted_at"] >= since).sum())
     cold, warm = (
-        slurm_whatif(a_history(), SlurmWhatIfRequest(site=site, since=since, warm_up=timedelta(hours=hours)))
-        for hours in (0, 12)
+        slurm_whatif(a_history(), WhatIfRequest(since=since, warm_up=timedelta(hours=hours)), site) for hours in (0, 12)
     )
     assert cold.whatif.baseline.summary.jobs == warm.whatif.baseline.summary.jobs == counted
     assert warm.whatif.baseline.summary.mean_wait_s > cold.whatif.baseline.summary.mean_wait_s
@@ -123,7 +124,7 @@ def test_only_the_window_counts_and_its_warm_up_is_replayed(site: SlurmSite) -> 
 def test_a_window_without_jobs_is_refused(site: SlurmSite) -> None:
     since = (BEGAN + timedelta(days=30)).to_pydatetime()
     with pytest.raises(NotEnoughHistory, match="No job was submitted in the window"):
-        slurm_whatif(a_history(), SlurmWhatIfRequest(site=site, since=since))
+        slurm_whatif(a_history(), WhatIfRequest(since=since), site)
 
 
 def test_the_answer_is_plain_values(answer: SlurmWhatIfResult) -> None:

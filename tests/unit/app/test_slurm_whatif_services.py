@@ -16,11 +16,11 @@ from helios.app.history import LoadedHistory
 from helios.app.slurm_whatif import (
     SlurmJobs,
     SlurmServiceReplay,
-    SlurmWhatIfRequest,
     simulate_services_on_slurm,
     slurm_jobs,
     slurm_whatif,
 )
+from helios.app.whatif import WhatIfRequest
 from helios.model import Snapshot
 from helios.ownership import site_factor
 from helios.ports import Service
@@ -163,7 +163,7 @@ def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pyt
 
 
 def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
-    answer = slurm_whatif(a_history(150, days=1), SlurmWhatIfRequest(site=SITE), services={"owl": AllAlike()})
+    answer = slurm_whatif(a_history(150, days=1), WhatIfRequest(), SITE, services={"owl": AllAlike()})
     today, _, alike, _ = answer.whatif.runs
     assert alike.policy == "owl, in cycles"
     assert alike.summary == today.summary

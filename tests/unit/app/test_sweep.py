@@ -16,11 +16,11 @@ from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.sweep import (
     Cross,
     FinishedRun,
+    SweepCell,
     SweepPlan,
-    SweepRun,
     SweepWorker,
     cross_options,
-    package_fingerprint,
+    fingerprint_history,
     read_results,
     read_sweep_plan,
     repeats,
@@ -48,7 +48,7 @@ def history() -> LoadedHistory:
 
 
 def asked(plan: SweepPlan | None = None, **base: Any) -> Cross:
-    request = WhatIfRequest(plans=(), nodes=NODES, gpus_per_node=4, **base)
+    request = WhatIfRequest(scenarios=(), nodes=NODES, gpus_per_node=4, **base)
     return cross_options(plan or a_plan(), base=request, timezone="UTC")
 
 
@@ -69,7 +69,7 @@ def written(path: Path, text: str) -> Path:
     return path / "plan.toml"
 
 
-def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+def backwards(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
     """An engine that is done with the last cell first."""
     worker = SweepWorker(history)
     for place in reversed(range(len(cells))):
@@ -79,7 +79,7 @@ def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[Fi
 def dying_after(number: int) -> Any:
     """An engine of a process that is killed when so many cells are done."""
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         for done in run_here(history, cells):
             if done.place == number:
                 raise KeyboardInterrupt
@@ -89,7 +89,7 @@ def dying_after(number: int) -> Any:
 
 
 def counting(replayed: list[int]) -> Any:
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         replayed.append(len(cells))
         yield from run_here(history, cells)
 
@@ -113,15 +113,15 @@ def test_every_list_is_crossed_with_every_other(tmp_path: Path) -> None:
 
 
 def test_a_sweep_always_has_the_order_of_today_and_a_plain_rule() -> None:
-    labels = [(cell.plan.policy, cell.plan.backfill) for cell in asked().cells]
+    labels = [(cell.scenario.policy, cell.scenario.backfill) for cell in asked().cells]
     assert labels[:2] == [(Policy.FIFO, Backfill.EASY), (Policy.FEWEST_GPUS, Backfill.EASY)]
     without = asked(a_plan(controls=False)).cells
-    assert [cell.plan for cell in without] == [FIFO, TRUE]
+    assert [cell.scenario for cell in without] == [FIFO, TRUE]
 
 
 def test_what_makes_no_sense_is_left_out_and_said() -> None:
     found = asked(a_plan(policies=["fifo", "srtf"], backfills=["none", "easy"]))
-    assert Policy.SRTF in {cell.plan.policy for cell in found.cells}
+    assert Policy.SRTF in {cell.scenario.policy for cell in found.cells}
     assert any(note.startswith("Left out: srtf, easy") for note in found.notes)
     with pytest.raises(UsageError, match="No combination in the plan can be replayed"):
         asked(a_plan(policies=["srtf"], backfills=["easy"]))
@@ -131,7 +131,7 @@ def test_options_of_a_policy_are_crossed_and_are_other_cells() -> None:
     told = [{"wait_share": [0.5, 1], "bound_share": [1, "never"]}, {"patience": ["12h", "never"]}]
     plan = a_plan(policies=["fifo", "qssf"], controls=False, options={"qssf": told})
     cells = asked(plan).cells
-    assert [dict(cell.plan.options) for cell in cells] == [
+    assert [dict(cell.scenario.options) for cell in cells] == [
         {},
         {"wait_share": 0.5, "bound_share": 1.0},
         {"wait_share": 0.5, "bound_share": None},
@@ -180,7 +180,7 @@ def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHisto
 def test_the_order_of_today_is_no_bounded_first_come_first_served(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
     rows = swept(history, tmp_path, plan).groups[0].rows
-    assert [row.label for row in rows if row.is_today] == ["FIFO + EASY (limit)"]
+    assert [row.label for row in rows if row.is_plain] == ["FIFO + EASY (limit)"]
     assert "FIFO + EASY (limit), patience 1 h" in [row.label for row in rows]
 
 
@@ -228,9 +228,9 @@ def test_a_value_that_is_not_understood_is_refused(keys: dict[str, Any]) -> None
 
 
 def test_a_cell_has_the_figures_of_the_what_if(history: LoadedHistory) -> None:
-    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    request = WhatIfRequest(scenarios=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
     for run, cell in zip(whatif(history, request).runs, [FIFO, TRUE], strict=True):
-        told = SweepWorker(history).figures(SweepRun(request=replace(request, plans=(cell,))))
+        told = SweepWorker(history).figures(SweepCell(request=replace(request, scenarios=(cell,))))
         assert {name: told[name] for name in run.summary.to_json()} == run.summary.to_json()
         assert run.summary.mean_wait_s > 60
 
@@ -266,7 +266,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
     let_go: list[bool] = []
     kept = []
 
-    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepCell]) -> Generator[FinishedRun, None, None]:
         try:
             yield from run_here(history, cells)
         finally:
@@ -301,13 +301,13 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
 
 
 def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: LoadedHistory) -> None:
-    assert package_fingerprint(history) == package_fingerprint(
+    assert fingerprint_history(history) == fingerprint_history(
         replace(history, jobs=history.jobs.copy(), notes=("read twice",))
     )
     for column, value in (("user", "user0"), ("run_time_s", 1.0), ("time_limit_s", 1.0), ("gpus", 4)):
         jobs = history.jobs.copy()
         jobs.loc[5:9, column] = value
-        assert package_fingerprint(replace(history, jobs=jobs)) != package_fingerprint(history), column
+        assert fingerprint_history(replace(history, jobs=jobs)) != fingerprint_history(history), column
 
 
 def test_a_cell_that_fails_is_written_down_and_tried_again(
@@ -329,9 +329,9 @@ def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkey
         raise ZeroDivisionError("of all things")
 
     worker = SweepWorker(history)
-    request = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
+    request = WhatIfRequest(scenarios=(FIFO,), nodes=NODES, gpus_per_node=4)
     monkeypatch.setattr("helios.app.sweep.to_run", broken)
-    assert worker.run(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
+    assert worker.run(SweepCell(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 
 def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_the_best_are_told_beside_the_controls(history: LoadedHistory, tmp_path:
     aged = "bound_share 0.9, large_divisor 4, wait_share 0.5"
     assert {row.label for row in group.best("mean_wait_s")} == {f"Fewest GPUs + EASY (limit), {aged}"}
     text = table_of(found)
-    assert "FIFO + EASY (limit) (today)" in text
+    assert "FIFO + EASY (limit) (plain)" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -368,7 +368,7 @@ def test_settings_that_differ_are_told_in_words(history: LoadedHistory, tmp_path
 def test_an_oracle_is_never_the_best() -> None:
     def a_row(label: str, wait_s: float, *, oracle: bool = False) -> SweepRow:
         figures = dict.fromkeys(CRITERIA, wait_s)
-        return SweepRow(label=label, figures=figures, is_today=False, is_oracle=oracle, failed=())
+        return SweepRow(label=label, figures=figures, is_plain=False, is_oracle=oracle, failed=())
 
     rows = (a_row("FIFO", 20.0), a_row("SJF true", 5.0, oracle=True), a_row("QSSF predicted", 10.0))
     group = Group(about={}, rows=rows, differences=None)
@@ -415,7 +415,7 @@ def four_weeks_of_mornings(*, short_s: float) -> LoadedHistory:
 
 
 def test_repeats_find_a_planted_difference() -> None:
-    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    request = WhatIfRequest(scenarios=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
     found = repeats(four_weeks_of_mornings(short_s=60), request, times=8)
     assert (found.over, found.blocks, found.repeats) == (ResampledUnit.USERS, 0, 8)
     difference = found.others[0].differences["mean_wait_s"]
@@ -425,13 +425,13 @@ def test_repeats_find_a_planted_difference() -> None:
 
 
 def test_repeats_find_no_difference_where_there_is_none() -> None:
-    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    request = WhatIfRequest(scenarios=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
     found = repeats(four_weeks_of_mornings(short_s=60), request, times=5)
     assert all(of is None or of.is_none for of in found.others[0].differences.values())
 
 
 def test_repeats_are_the_same_wherever_they_are_made(history: LoadedHistory) -> None:
-    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    request = WhatIfRequest(scenarios=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
     told = [repeats(history, request, times=5, engine=engine).to_json() for engine in (run_here, backwards)]
     assert told[0] == told[1]
 
@@ -440,8 +440,8 @@ def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHis
     """What was taught must not hang on which draw a process happened to replay first."""
     site = a_site(12, jobs=900)
     plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
-    request = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
-    cells = [SweepRun(request=request, repeat=repeat) for repeat in (1, 2, 3)]
+    request = WhatIfRequest(scenarios=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
+    cells = [SweepCell(request=request, repeat=repeat) for repeat in (1, 2, 3)]
     forth = {done.place: done.result for done in run_here(site, cells)}
     back = {done.place: done.result for done in backwards(site, cells)}
     assert forth == back

@@ -26,9 +26,9 @@ def at(second: int, **job: Any) -> dict[str, Any]:
     return a_job(submitted_at=START + timedelta(seconds=second), started_at=None, ended_at=None, **job)
 
 
-def asked(*jobs: dict[str, Any], plans: tuple[Scenario, ...] = (FIFO,), **options: Any) -> WhatIf:
+def asked(*jobs: dict[str, Any], scenarios: tuple[Scenario, ...] = (FIFO,), **options: Any) -> WhatIf:
     history = LoadedHistory(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
-    return whatif(history, WhatIfRequest(plans=plans, nodes={"gpu": 1}, gpus_per_node=2, **options))
+    return whatif(history, WhatIfRequest(scenarios=scenarios, nodes={"gpu": 1}, gpus_per_node=2, **options))
 
 
 def waits(result: WhatIf) -> list[list[int]]:
@@ -45,20 +45,20 @@ def a_blocked_head(limit_s: float | None) -> list[dict[str, Any]]:
 
 
 def test_backfill_by_true_times_starts_what_ends_before_the_head() -> None:
-    result = asked(*a_blocked_head(200), plans=(easy(RunTimes.TRUE), easy(RunTimes.LIMIT)))
+    result = asked(*a_blocked_head(200), scenarios=(easy(RunTimes.TRUE), easy(RunTimes.LIMIT)))
     assert waits(result) == [[0, 99, 0], [0, 99, 108]]
 
 
 def test_backfill_can_plan_with_the_same_seconds_for_all() -> None:
     # Believed to take 1 s, the first is always about to end, and the third fits before it; with 98 s it does not.
-    result = asked(*a_blocked_head(200), plans=(easy(1), easy(98)))
+    result = asked(*a_blocked_head(200), scenarios=(easy(1), easy(98)))
     assert waits(result) == [[0, 99, 0], [0, 99, 108]]
 
 
 @pytest.mark.parametrize("limit_s", [None, float("inf")])
 def test_a_job_without_a_limit_gets_the_default_and_it_is_said(limit_s: float | None) -> None:
-    generous = asked(*a_blocked_head(limit_s), plans=(easy(RunTimes.LIMIT),), default_time_limit_s=98)
-    strict = asked(*a_blocked_head(limit_s), plans=(easy(RunTimes.LIMIT),), default_time_limit_s=99)
+    generous = asked(*a_blocked_head(limit_s), scenarios=(easy(RunTimes.LIMIT),), default_time_limit_s=98)
+    strict = asked(*a_blocked_head(limit_s), scenarios=(easy(RunTimes.LIMIT),), default_time_limit_s=99)
     assert [waits(generous)[0][2], waits(strict)[0][2]] == [0, 108]
     assert any("1 of 3 jobs have no time limit" in note for note in strict.notes)
 
@@ -66,7 +66,7 @@ def test_a_job_without_a_limit_gets_the_default_and_it_is_said(limit_s: float | 
 def test_an_order_by_true_run_times_is_told_them() -> None:
     shortest = Scenario(policy=Policy.SJF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
     jobs = [at(0, gpus=2, run_time_s=10), at(1, gpus=2, run_time_s=100), at(2, gpus=2, run_time_s=5)]
-    assert waits(asked(*jobs, plans=(shortest,))) == [[0, 14, 8]]
+    assert waits(asked(*jobs, scenarios=(shortest,))) == [[0, 14, 8]]
 
 
 def test_jobs_that_never_ran_are_left_out_and_it_is_said() -> None:
@@ -94,5 +94,5 @@ def test_a_window_without_jobs_is_refused_with_what_there_is() -> None:
 
 def test_predictions_without_history_say_where_they_come_from() -> None:
     predicted = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
-    result = asked(at(0), at(1), plans=(predicted,))
+    result = asked(at(0), at(1), scenarios=(predicted,))
     assert any("100 % are untrained shrinkage" in note for note in result.notes)

@@ -17,7 +17,7 @@ PLANS = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfil
 
 def interrupted_at(step: int, *, keeps_finished: bool):
     jobs = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1)
-    request = WhatIfRequest(plans=PLANS, nodes={"all": 10}, skip_oversized=True)
+    request = WhatIfRequest(scenarios=PLANS, nodes={"all": 10}, skip_oversized=True)
     begun = []
 
     def progress(what: str, done: float) -> None:

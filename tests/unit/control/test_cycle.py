@@ -7,7 +7,8 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import Action, Outcome, Result, Revert
+from helios.actions import Outcome, Result, Revert
+from helios.changes import Change
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     MINUTE,
@@ -441,9 +442,9 @@ def test_a_lease_lost_between_two_services_ends_the_cycle() -> None:
     first, second = active(Says(order(j1=0.5)), name="a"), active(Says(order(j2=0.5)), name="b")
     apply = table.cluster.apply
 
-    def slow(actions: Sequence[Action]) -> list[Outcome]:
+    def slow(changes: Sequence[Change[float]]) -> list[Outcome]:
         table.ledger.acquire(holder="helios-2", now=table.cluster.now + timedelta(hours=1), lasts=timedelta(hours=2))
-        return apply(actions)
+        return apply(changes)
 
     table.cluster.apply = slow  # type: ignore[method-assign]
     report = table.cycle(first, second)

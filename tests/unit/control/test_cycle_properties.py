@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobAction, Place, Reorder, Revert, SoftLimit
+from helios.actions import Action, Place, Reorder, Revert, SoftLimit
+from helios.changes import Change
 from helios.control import ActiveService, release
 from helios.control.observed import helios_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
@@ -89,13 +90,6 @@ def test_no_proposal_writes_foreign_or_running_jobs(
         assert set_on(table.cluster, OTHERS, only_order=["theirs"]) == before
 
 
-def jobs_in(action: JobAction) -> set[str]:
-    """Return the jobs that an action names; a ``Revert`` of all names none."""
-    if isinstance(action, Reorder):
-        return {place.job_id for place in action.order}
-    return {action.job_id} if isinstance(action, SoftLimit) else set(action.job_ids or ())
-
-
 @FEW
 @given(cycles=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
 def test_no_job_outside_scope_and_record_is_ever_written(
@@ -108,13 +102,12 @@ def test_no_job_outside_scope_and_record_is_ever_written(
         table.cluster.applied.clear()
         table.cycle(active(Says(*first), mode=mode), active(Says(*second), name="other", mode=other_mode))
         may = {name for name in FREE for one in (mode, other_mode) if one.writes and one.covers(jobs[name])}
-        for action in (action for actions in table.cluster.applied for action in actions):
-            if isinstance(action, Revert):
-                assert action.job_ids is not None
-                assert jobs_in(action) <= changed
+        for change in (change for changes in table.cluster.applied for change in changes):
+            if change.is_revert:
+                assert change.target in changed
             else:
-                assert jobs_in(action) <= may | {"theirs"}  # whose soft limit is not theirs
-                changed |= jobs_in(action)
+                assert change.target in may | {"theirs"}  # whose soft limit is not theirs
+                changed.add(change.target)
 
 
 @FEW
@@ -176,9 +169,9 @@ class Eyed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
 
-    def apply(self, actions: Sequence[Action]) -> Any:
+    def apply(self, changes: Sequence[Change[float]]) -> Any:
         self._writers.append((self._holder, self._ledger.holder))
-        return self._cluster.apply(actions)
+        return self._cluster.apply(changes)
 
 
 @FEW

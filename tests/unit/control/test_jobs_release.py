@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from helios.actions import Action, Outcome, Result
+from helios.actions import Outcome, Result
+from helios.changes import Change
 from helios.control import CycleReport, release
 from helios.testing import FakeCluster
 from tests.unit.control.table import SHADOW, Says, Table, active, all_is_well, order, soft_limit
@@ -293,9 +294,9 @@ def test_a_release_that_is_broken_off_says_what_was_done() -> None:
     table.cluster.writes_per_cycle = 2
     apply = table.cluster.apply
 
-    def once(actions: Sequence[Action]) -> list[Outcome]:
+    def once(changes: Sequence[Change[float]]) -> list[Outcome]:
         table.cluster.apply = apply  # type: ignore[method-assign]
-        outcomes = apply(actions)
+        outcomes = apply(changes)
         table.cluster.fail_next()
         return outcomes
 

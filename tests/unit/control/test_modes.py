@@ -10,6 +10,7 @@ from helios.control import CanaryCluster, ServiceMode, ShadowCluster, Tolerance,
 from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, a_pending_job, a_snapshot
+from tests.changes import asked
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, canary, order, soft_limit
 
 FINE = Tolerance(urgency=0.005)
@@ -61,7 +62,7 @@ def test_a_shadow_holds_nothing_that_leads_to_the_cluster() -> None:
 
 def test_a_shadow_says_what_would_be_and_writes_nothing() -> None:
     cluster, snapshot = a_queue("j1")
-    (outcome,) = door(SHADOW, cluster, snapshot).apply([order(j1=0.5)])
+    (outcome,) = door(SHADOW, cluster, snapshot).apply(asked([order(j1=0.5)]))
     assert (outcome.result, outcome.before, outcome.after) == (Result.WOULD, "urgency 0", "urgency 0.5")
     assert cluster.writes == 0
 
@@ -69,20 +70,20 @@ def test_a_shadow_says_what_would_be_and_writes_nothing() -> None:
 def test_a_shadow_remembers_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
     shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.SOFT_LIMIT, "j1"): 1200.0})
-    results = [o.result for o in shadow.apply([order(j1=0.501), soft_limit("j1", minutes=20), order(j2=0.501)])]
+    results = [o.result for o in shadow.apply(asked([order(j1=0.501), soft_limit("j1", minutes=20), order(j2=0.501)]))]
     assert results == [Result.UNCHANGED, Result.UNCHANGED, Result.WOULD]
 
 
 def test_a_shadow_would_take_back_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
     shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.ORDER, "j2"): 0.5})
-    (outcome,) = shadow.apply([Revert(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
+    (outcome,) = shadow.apply(asked([Revert(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")]))
     assert (outcome.job_id, outcome.result, outcome.after) == ("j1", Result.WOULD, "urgency 0")
 
 
 def test_a_shadow_refuses_what_the_cluster_would_refuse() -> None:
     _, snapshot = a_queue("j1", excluded_reason="held")
-    outcomes = a_shadow(snapshot).apply([order(j1=0.5, j9=0.4)])
+    outcomes = a_shadow(snapshot).apply(asked([order(j1=0.5, j9=0.4)]))
     assert [(o.result, o.remark) for o in outcomes] == [
         (Result.REFUSED, "held"),
         (Result.GONE, "no longer pending"),
@@ -106,7 +107,7 @@ def test_only_jobs_of_the_canary_reach_the_cluster() -> None:
     snapshot = cluster.snapshot()
     gate = door(canary("debug"), cluster, snapshot)
     assert isinstance(gate, CanaryCluster)
-    outcomes = gate.apply([order(j1=0.5), order("debug", j2=0.5), soft_limit("j1", minutes=20)])
+    outcomes = gate.apply(asked([order(j1=0.5), order("debug", j2=0.5), soft_limit("j1", minutes=20)]))
     assert {(o.job_id, o.setting, o.result) for o in outcomes} == {
         ("j1", JobSetting.ORDER, Result.REFUSED),
         ("j1", JobSetting.SOFT_LIMIT, Result.REFUSED),
@@ -120,7 +121,7 @@ def test_a_canary_restores_only_its_own() -> None:
     cluster = FakeCluster()
     cluster.submit(job_id="j1", urgency=0.5)
     cluster.submit(job_id="j2", urgency=0.5, partition="debug")
-    door(canary("debug"), cluster, cluster.snapshot()).apply([Revert(reason="enough")])
+    door(canary("debug"), cluster, cluster.snapshot()).apply(asked([Revert(reason="enough")]))
     assert cluster.urgency_of("j1") > 0
     assert cluster.site_factor_of("j2") == 0
 
@@ -171,5 +172,5 @@ def test_a_canary_restores_none_that_is_named_but_not_its_own() -> None:
     for job_id, partition in (("j1", "gpu"), ("j2", "debug")):
         cluster.submit(job_id=job_id, partition=partition, urgency=0.5)
     named = Revert(job_ids=("j1", "j2"), reason="enough")
-    door(canary("debug"), cluster, cluster.snapshot()).apply([named])
+    door(canary("debug"), cluster, cluster.snapshot()).apply(asked([named]))
     assert (cluster.urgency_of("j1") > 0, cluster.urgency_of("j2")) == (True, 0)

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.config import Energy
+from helios.control.guards import MOST_SPARE
 from helios.metrics.spare_nodes import (
     SAFE_RULE,
+    SPARES,
     AwakeRule,
     RuleOutcome,
     choose_rules,
@@ -195,3 +197,7 @@ def test_the_reason_gives_the_price_of_the_last_spare_node():
         f"have waited for a boot in the last 4 weeks; the last of them spares {spared:.2g} a week and costs {kwh:.0f} "
         "kWh a day"
     )
+
+
+def test_the_rails_let_the_most_spare_nodes_wake():
+    assert max(SPARES) == MOST_SPARE

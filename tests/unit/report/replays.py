@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from helios.metrics.queue import summarize_queue
-from helios.report.significance import CheckedOrder, OrderCheck, Ratios, ResampledUnit
+from helios.report.order_check import CheckedOrder, OrderCheck, Ratios
+from helios.report.significance import ResampledUnit
 from helios.report.whatif import Run, WhatIf
 
 

@@ -108,25 +108,16 @@ def test_a_comparison_fits_80_columns_and_shows_what_chance_allows() -> None:
     text = on_screen(comparison_table(a_comparison(), notes=("x was stood in for.",)))
     row, beside = [line for line in text.splitlines() if line.startswith("active model")]
     assert row.split()[2:] == ["0.751", "0.64", "-0.05", "79", "%"]
-    assert beside.split()[2:] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
+    assert beside.split()[2:8] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
     assert max(map(len, text.splitlines())) <= 80
     assert "x was stood in for." in text
-    assert "better in log error and rank correlation" in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"is_chance": True, "better_in": []}, "no difference beyond chance"),
-        ({"better_in": [], "worse_in": ["log error"]}, "new model is worse in log error."),
-        (
-            {"better_in": ["log error"], "worse_in": ["rank correlation"]},
-            "better in log error, worse in rank correlation",
-        ),
-    ],
-)
-def test_a_comparison_says_in_a_sentence_what_it_means(words: dict[str, Any], said: str) -> None:
-    assert said in " ".join(on_screen(comparison_table(a_comparison(**words))).split())
+@pytest.mark.parametrize(("is_chance", "word"), [(True, "yes"), (False, "no")])
+def test_a_comparison_says_whether_chance_explains_it(is_chance: bool, word: str) -> None:
+    text = on_screen(comparison_table(a_comparison(is_chance=is_chance)))
+    _, beside = [line for line in text.splitlines() if line.startswith("active model")]
+    assert beside.split()[-1] == word
 
 
 def test_without_a_rank_correlation_there_is_a_dash() -> None:

@@ -6,13 +6,8 @@ from rich.console import Console
 from scipy.stats import t as student
 
 from helios.metrics.statistics import confidence_interval
-from helios.report.significance import (
-    CRITERIA,
-    Differences,
-    ResampledUnit,
-    compare_repeats,
-)
-from helios.report.tables import differences_table
+from helios.report.significance import CRITERIA, Differences, ResampledUnit, compare_repeats
+from helios.report.whatif_tables import differences_table
 
 
 def a_repeat(mean: float, large: float | None = 5.0) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from helios.report.significance import CheckedOrder
+from helios.report.order_check import CheckedOrder
 from tests.unit.report.replays import a_check
 
 CLEARLY = (0.50, 0.55, 0.52, 0.48, 0.51)

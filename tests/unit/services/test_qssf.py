@@ -17,6 +17,7 @@ from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference, shortest_service_first
 from helios.testing import NOON, FakeCluster, a_node, a_pending_job, a_snapshot, check_service
+from tests.changes import asked
 from tests.examples import examples
 
 HOUR = timedelta(hours=1)
@@ -256,7 +257,7 @@ class StrictQueue:
             self.cluster.end(job_id)
             self.free += self.gpus[job_id]
         if self.cluster.queue:
-            self.cluster.apply(self.service.decide(self._with_predictions(self.cluster.snapshot())))
+            self.cluster.apply(asked(self.service.decide(self._with_predictions(self.cluster.snapshot()))))
             self._start_from_the_head()
 
     def _ends_at(self, job_id: str) -> datetime:
@@ -504,9 +505,9 @@ def test_a_quiet_queue_is_written_once() -> None:
     cluster, service = FakeCluster(), qssf()
     for _ in range(5):
         cluster.submit()
-    cluster.apply(service.decide(cluster.snapshot()))
+    cluster.apply(asked(service.decide(cluster.snapshot())))
     written = cluster.writes
-    outcomes = cluster.apply(service.decide(cluster.snapshot()))
+    outcomes = cluster.apply(asked(service.decide(cluster.snapshot())))
     assert {outcome.result for outcome in outcomes} == {Result.UNCHANGED}
     assert cluster.writes == written
 

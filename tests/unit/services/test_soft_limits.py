@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helios.actions import Result
 from helios.services.soft_limits import STEP_S, SoftLimits
 from helios.testing import FakeCluster, a_pending_job, a_snapshot, check_service
+from tests.changes import asked
 from tests.examples import examples
 
 DAY_S = 86_400.0
@@ -85,7 +86,7 @@ def test_predicting_again_never_narrows(first_s: float, second_s: float) -> None
     for p90_s in (first_s, second_s):
         seen = cluster.snapshot()
         row = seen.pending.iloc[0].to_dict() | predicted(p90_s) | {"source": "venus-20260101"}
-        cluster.apply(service.decide(a_snapshot(pending=[row])))
+        cluster.apply(asked(service.decide(a_snapshot(pending=[row]))))
         minutes.append(cluster.time_min_of(job_id))
     assert minutes[1] >= minutes[0] > 0
     assert minutes[1] * 60 >= 1.5 * max(first_s, second_s)
@@ -99,7 +100,7 @@ def test_a_shorter_prediction_rewrites_nothing(p90_s: float, again: float) -> No
     service = SoftLimits(SoftLimits.Options())
     for seconds in (p90_s, p90_s * again):
         row = cluster.snapshot().pending.iloc[0].to_dict() | predicted(seconds) | {"source": "venus-20260101"}
-        outcomes = cluster.apply(service.decide(a_snapshot(pending=[row])))
+        outcomes = cluster.apply(asked(service.decide(a_snapshot(pending=[row]))))
     assert [(outcome.job_id, outcome.result) for outcome in outcomes] == [(job_id, Result.UNCHANGED)]
 
 

@@ -17,6 +17,7 @@ from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, Sleep, replay
 from helios.simulate.ageing import first_in_first_out
 from helios.testing import check_cluster
+from tests.changes import asked, asked_of_nodes
 from tests.examples import examples
 from tests.run_times import in_columns
 
@@ -85,7 +86,7 @@ def test_ends_and_arrivals_of_a_second_come_before_starts():
 def test_what_is_done_at_a_moment_counts_for_who_starts_then():
     cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8), (10, 10, 8)])
     cluster.advance(10)
-    cluster.apply([an_order(job2=0.5)])
+    cluster.apply(asked([an_order(job2=0.5)]))
     assert run_out(cluster) == [0, 20, 10]
 
 
@@ -94,25 +95,25 @@ def test_a_reorder_while_nothing_ends_can_start_a_job_at_once():
     cluster = a_sim_cluster([(0, 100, 6), (1, 10, 8), (2, 500, 2)])
     cluster.advance(50)
     assert pending_ids(cluster) == ["1", "2"]
-    cluster.apply([an_order(job2=0.5)])
+    cluster.apply(asked([an_order(job2=0.5)]))
     assert run_out(cluster) == [0, 550, 50]
 
 
 def test_jobs_of_equal_urgency_stay_in_order_of_submission():
     cluster = a_busy_cluster(pending=4)
-    cluster.apply([an_order(job4=0.5, job3=0.5)])
+    cluster.apply(asked([an_order(job4=0.5, job3=0.5)]))
     assert pending_ids(cluster) == ["3", "4", "1", "2"]
 
 
 def test_a_negative_urgency_goes_behind_those_that_nobody_named():
     cluster = a_busy_cluster(pending=3)
-    cluster.apply([an_order(job1=-0.2)])
+    cluster.apply(asked([an_order(job1=-0.2)]))
     assert pending_ids(cluster) == ["2", "3", "1"]
 
 
 def test_urgencies_are_counted_in_the_steps_of_a_site_factor():
     cluster = a_busy_cluster(site_factor_most=1_037)
-    cluster.apply([an_order(job1=0.57, job2=0.04, job3=-0.96)])
+    cluster.apply(asked([an_order(job1=0.57, job2=0.04, job3=-0.96)]))
     seen = cluster.snapshot().pending.set_index("job_id")
     assert seen["urgency"].loc[["1", "2", "3"]].tolist() == [0.6, 0.0, -1.0]
     assert (seen["priority"] - seen["priority"]["4"]).loc[["1", "2", "3"]].tolist() == [637, 0, -1037]
@@ -120,29 +121,29 @@ def test_urgencies_are_counted_in_the_steps_of_a_site_factor():
 
 def test_what_already_is_so_is_unchanged_and_the_rest_is_done():
     cluster = a_busy_cluster()
-    cluster.apply([an_order(job1=0.5)])
-    outcomes = cluster.apply([an_order(job1=0.5, job2=0.3, job3=0.0)])
+    cluster.apply(asked([an_order(job1=0.5)]))
+    outcomes = cluster.apply(asked([an_order(job1=0.5, job2=0.3, job3=0.0)]))
     assert results(outcomes) == [("1", Result.UNCHANGED), ("2", Result.DONE), ("3", Result.UNCHANGED)]
     assert (outcomes[1].before, outcomes[1].after) == ("urgency 0", "urgency 0.303")
 
 
 @pytest.mark.parametrize("job", ["0", "nobody"])
 def test_jobs_that_run_or_are_not_there_are_gone(job):
-    (outcome,) = a_busy_cluster().apply([a_soft_limit(job, 60)])
+    (outcome,) = a_busy_cluster().apply(asked([a_soft_limit(job, 60)]))
     assert outcome.result is Result.GONE
 
 
 def test_a_job_submitted_later_is_not_in_the_snapshot():
     cluster = a_sim_cluster([(0, 10, 8), (5, 10, 8)])
     cluster.advance(4)
-    assert results(cluster.apply([an_order(job1=0.5)])) == [("1", Result.GONE)]
+    assert results(cluster.apply(asked([an_order(job1=0.5)]))) == [("1", Result.GONE)]
     assert pending_ids(cluster) == []
 
 
 def test_a_job_that_has_ended_is_gone():
     cluster = a_sim_cluster([(0, 10, 8)])
     cluster.advance(10)
-    assert results(cluster.apply([an_order(job0=0.5)])) == [("0", Result.GONE)]
+    assert results(cluster.apply(asked([an_order(job0=0.5)]))) == [("0", Result.GONE)]
     assert cluster.snapshot().running.empty
 
 
@@ -150,7 +151,7 @@ def test_a_held_job_is_refused_and_starts_after_its_release():
     cluster = a_sim_cluster([(0, 10, 8), (1, 10, 8), (2, 10, 8)])
     cluster.advance(2)
     cluster.hold("1")
-    (outcome,) = cluster.apply([an_order(job1=0.5)])
+    (outcome,) = cluster.apply(asked([an_order(job1=0.5)]))
     assert (outcome.result, outcome.remark) == (Result.REFUSED, "held")
     seen = cluster.snapshot().pending
     assert seen["job_id"].tolist() == ["2", "1"]
@@ -170,10 +171,10 @@ def test_holding_the_head_lets_those_behind_it_start_at_once():
 
 def test_a_value_on_a_held_job_counts_when_it_is_released():
     cluster = a_busy_cluster(pending=3)
-    cluster.apply([an_order(job2=0.5, job3=0.5)])
+    cluster.apply(asked([an_order(job2=0.5, job3=0.5)]))
     cluster.hold("2")
     cluster.hold("3")
-    assert results(cluster.apply([Revert(job_ids=("2",), setting=JobSetting.ORDER, reason="why")])) == [
+    assert results(cluster.apply(asked([Revert(job_ids=("2",), setting=JobSetting.ORDER, reason="why")]))) == [
         ("2", Result.DONE)
     ]
     cluster.release("2")
@@ -199,7 +200,7 @@ def test_a_job_can_be_held_once_and_released_once():
 
 def test_a_component_of_a_heterogeneous_job_is_left_alone():
     cluster = a_busy_cluster(pending=2, columns={"het_job_id": [None, "77", None]})
-    assert results(cluster.apply([an_order(job1=0.5, job2=0.4)])) == [("1", Result.REFUSED), ("2", Result.DONE)]
+    assert results(cluster.apply(asked([an_order(job1=0.5, job2=0.4)]))) == [("1", Result.REFUSED), ("2", Result.DONE)]
 
 
 def test_a_soft_limit_changes_the_plan_and_no_run_time():
@@ -207,7 +208,7 @@ def test_a_soft_limit_changes_the_plan_and_no_run_time():
     rows, limits = [(0, 100, 7), (1, 10, 8), (2, 50, 1)], {"time_limit_s": [100.0, 10.0, 500.0]}
     alone, helped = (a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500]) for _ in range(2))
     helped.advance(2)
-    assert results(helped.apply([a_soft_limit("2", 60)])) == [("2", Result.DONE)]
+    assert results(helped.apply(asked([a_soft_limit("2", 60)]))) == [("2", Result.DONE)]
     assert (run_out(alone), run_out(helped)) == ([0, 100, 110], [0, 100, 2])
     assert helped.ended_s.tolist()[2] == 52
 
@@ -216,21 +217,21 @@ def test_a_soft_limit_taken_back_is_planned_with_no_more():
     rows, limits = [(0, 100, 7), (1, 10, 8), (2, 50, 1)], {"time_limit_s": [100.0, 10.0, 500.0]}
     cluster = a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500])
     cluster.advance(2)
-    cluster.apply([a_soft_limit("2", 60)])
-    cluster.apply([Revert(setting=JobSetting.SOFT_LIMIT, reason="why")])
+    cluster.apply(asked([a_soft_limit("2", 60)]))
+    cluster.apply(asked([Revert(setting=JobSetting.SOFT_LIMIT, reason="why")]))
     assert run_out(cluster) == [0, 100, 110]
 
 
 def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
     cluster = a_busy_cluster()
-    assert results(cluster.apply([a_soft_limit("1", 7_200)])) == [("1", Result.REFUSED)]
+    assert results(cluster.apply(asked([a_soft_limit("1", 7_200)]))) == [("1", Result.REFUSED)]
     assert cluster.snapshot().pending["soft_limit_s"].isna().all()
 
 
 def test_a_full_restore_leaves_the_order_of_the_site():
     cluster = a_busy_cluster(pending=4)
-    cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
-    outcomes = cluster.apply([Revert(reason="why")])
+    cluster.apply(asked([an_order(job3=0.5), a_soft_limit("4", 660)]))
+    outcomes = cluster.apply(asked([Revert(reason="why")]))
     assert [(o.job_id, o.setting, o.result) for o in outcomes] == [
         ("3", JobSetting.ORDER, Result.DONE),
         ("4", JobSetting.SOFT_LIMIT, Result.DONE),
@@ -261,7 +262,7 @@ def test_a_cluster_of_cpus_shows_cpus():
 
 def test_predictions_stand_in_the_rows_of_their_jobs():
     cluster = a_busy_cluster(pending=2)
-    cluster.apply([an_order(job2=0.5)])
+    cluster.apply(asked([an_order(job2=0.5)]))
     run_times = in_columns([[np.nan] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     told = Predictions(run_times=run_times, source=np.array([-1, 0, 1], dtype=np.int16), sources=["m0", "m1"])
     seen = cluster.snapshot_with(told).pending
@@ -274,7 +275,7 @@ def test_predictions_stand_in_the_rows_of_their_jobs():
 def a_snapshot_with_everything():
     """Look at a cluster where jobs are held, moved, limited and predicted."""
     cluster = a_busy_cluster(pending=4)
-    cluster.apply([an_order(job2=0.5, job3=-0.4), a_soft_limit("4", 660)])
+    cluster.apply(asked([an_order(job2=0.5, job3=-0.4), a_soft_limit("4", 660)]))
     cluster.hold("1")
     told = Predictions(
         run_times=in_columns(np.arange(15.0).reshape(5, 3)),
@@ -305,10 +306,10 @@ def a_sleeping_cluster():
     cluster = a_sim_cluster([(0, 900, 20), (0, 400, 2), (0, 900, 2)], a_shape((7, 8)), sleep=sleep)
     cluster.advance(0)
     cluster.next_event_s()
-    cluster.steer([PowerDown(node="a4", reason=""), PowerDown(node="a5", reason="")])
+    cluster.steer(asked_of_nodes([PowerDown(node="a4", reason=""), PowerDown(node="a5", reason="")]))
     cluster.advance(200)
     cluster.next_event_s()
-    cluster.steer([PowerUp(node="a5", reason=""), PowerDown(node="a7", reason="")])
+    cluster.steer(asked_of_nodes([PowerUp(node="a5", reason=""), PowerDown(node="a7", reason="")]))
     cluster.fill([["a1"], ["a2", "a3"]])
     cluster.forbid("a6", why="drained")
     return cluster
@@ -353,7 +354,7 @@ def test_columns_of_a_snapshot_with_other_nodes_and_running_jobs_are_theirs():
 def test_columns_stay_as_they_were_when_time_goes_on():
     cluster = a_sleeping_cluster()
     seen = cluster.snapshot()
-    cluster.steer([PowerUp(node="a4", reason="")])
+    cluster.steer(asked_of_nodes([PowerUp(node="a4", reason="")]))
     run_out(cluster)
     assert seen.node_values("power").tolist()[3] == "asleep"
     assert len(seen.running_values("node_list")) == 3
@@ -363,7 +364,7 @@ def test_what_was_seen_stays_so_whatever_happens_before_somebody_looks():
     early, (cluster, late) = a_snapshot_with_everything()[1], a_snapshot_with_everything()
     frames = (early.pending, early.running, early.nodes)
     cluster.release("1")
-    cluster.apply([an_order(job2=-0.9, job3=0.9), a_soft_limit("3", 600)])
+    cluster.apply(asked([an_order(job2=-0.9, job3=0.9), a_soft_limit("3", 600)]))
     run_out(cluster)
     for framed_then, framed_now in zip(frames, (late.pending, late.running, late.nodes), strict=True):
         pd.testing.assert_frame_equal(framed_then, framed_now)
@@ -411,7 +412,7 @@ def test_an_id_that_was_used_again_gets_a_number():
     cluster = SimCluster(workload, shape, jobs_of(workload, shape), estimates_s=workload.run_time_s)
     cluster.advance(5)
     assert cluster.snapshot().running["job_id"].tolist() == ["7"]
-    cluster.apply([Reorder(partition="a", order=(Place(job_id="7-3", urgency=1, reason="why"),), reason="why")])
+    cluster.apply(asked([Reorder(partition="a", order=(Place(job_id="7-3", urgency=1, reason="why"),), reason="why")]))
     assert run_out(cluster) == [0, 20, 10]
 
 
@@ -506,14 +507,14 @@ def test_wishing_by_position_says_how_many_jobs_ended_in_each_way():
     order = an_order(job1=0.5, job2=0.25, job77=0.1)
     told, counted = a_busy_cluster(), a_busy_cluster()
     for _ in range(2):
-        outcomes = told.apply([order])
+        outcomes = told.apply(asked([order]))
         assert counted.change(*counted.ranked(order)) == Counter(outcome.result for outcome in outcomes)
         assert pending_ids(counted) == pending_ids(told)
 
 
 def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
     cluster = a_busy_cluster(site_factor_most=None)
-    cluster.apply([an_order(job1=0.123456789012345, job2=-1e-12)])
+    cluster.apply(asked([an_order(job1=0.123456789012345, job2=-1e-12)]))
     assert cluster.snapshot().pending.set_index("job_id")["urgency"].loc[["1", "2"]].tolist() == [
         0.123456789012345,
         -1e-12,

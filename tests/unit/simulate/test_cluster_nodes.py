@@ -12,6 +12,7 @@ from helios.metrics.spare_nodes import AwakeRule
 from helios.model import STEP_S, NodePower
 from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
 from helios.simulate.ageing import first_in_first_out
+from tests.changes import asked_of_nodes
 from tests.examples import examples
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
@@ -92,7 +93,7 @@ def test_jobs_and_nodes_do_as_in_the_reference(backfill, placement, data, case):
             if what == "fill":
                 cluster.fill([[name_of(*node)] for node in about])
             else:
-                cluster.steer([asked_of_cluster(what, about)])
+                cluster.steer(asked_of_nodes([asked_of_cluster(what, about)]))
     while (moment := cluster.next_event_s()) is not None:
         cluster.advance(moment)
     until = max(cluster.now_s, 61) + 1
@@ -202,7 +203,7 @@ def a_sleeper(rows, shape=None, **options):
     """Build a cluster of whose nodes every one sleeps; the clock stands at 1,000."""
     cluster = a_sim_cluster([(0, 1, 1), *rows], shape or a_shape((3, 8)), **{"sleep": SLEEP} | options)
     cluster.advance(500)
-    cluster.steer([PowerDown(node=node, reason="why") for node in cluster.snapshot().nodes["name"]])
+    cluster.steer(asked_of_nodes([PowerDown(node=node, reason="why") for node in cluster.snapshot().nodes["name"]]))
     cluster.advance(1_000)
     return cluster
 
@@ -237,7 +238,7 @@ def test_a_second_job_shares_a_waking_node():
 
 def test_awake_nodes_are_filled_before_sleeping_ones_whatever_their_weight():
     cluster = a_sleeper([(2_000, 50, 8)])
-    cluster.steer([PowerUp(node="a3", reason="why")])
+    cluster.steer(asked_of_nodes([PowerUp(node="a3", reason="why")]))
     cluster.fill([["a1"], ["a2"], ["a3"]])
     run_out(cluster)
     assert (cluster.started_s[1], cluster.tally().wakes) == (2_000, 1)
@@ -245,7 +246,7 @@ def test_awake_nodes_are_filled_before_sleeping_ones_whatever_their_weight():
 
 def test_a_job_waits_for_the_last_of_its_nodes():
     cluster = a_sleeper([(2_000, 50, 24)])
-    cluster.steer([PowerUp(node="a1", reason="why")])
+    cluster.steer(asked_of_nodes([PowerUp(node="a1", reason="why")]))
     cluster.advance(1_900)
     run_out(cluster)
     assert cluster.late_s[1] == 300
@@ -255,7 +256,7 @@ def test_a_job_waits_for_the_last_of_its_nodes():
 def test_a_node_that_falls_asleep_is_used_once_it_sleeps():
     cluster = a_sim_cluster([(0, 1, 1), (600, 50, 8)], a_shape((1, 8)), sleep=SLEEP)
     cluster.advance(550)
-    cluster.steer([PowerDown(node="a1", reason="why")])
+    cluster.steer(asked_of_nodes([PowerDown(node="a1", reason="why")]))
     run_out(cluster)
     assert cluster.started_s[1] == 550 + 120 + 300
 
@@ -265,7 +266,7 @@ def test_backfill_does_not_delay_a_head_that_waits_for_a_node():
     rows = [(10, 100, 16), (10, 150, 8), (10, 100, 8)]
     cluster = a_sim_cluster(rows, a_shape((2, 8)), sleep=SLEEP)
     cluster.advance(9)
-    cluster.steer([PowerDown(node="a2", reason="why")])
+    cluster.steer(asked_of_nodes([PowerDown(node="a2", reason="why")]))
     run_out(cluster)
     assert cluster.started_s.tolist() == [129 + 300, 529, 110 - 100]
 
@@ -277,7 +278,7 @@ def test_no_job_is_backfilled_into_a_window_shorter_than_the_boot():
         cluster = a_sim_cluster(rows, a_shape((2, 8)), sleep=Sleep(boot_s=300, shutdown_s=1))
         cluster.advance(1)
         if slept:
-            cluster.steer([PowerDown(node="a2", reason="why")])
+            cluster.steer(asked_of_nodes([PowerDown(node="a2", reason="why")]))
         run_out(cluster)
         assert cluster.started_s[2] == started
 
@@ -312,14 +313,14 @@ def test_a_node_no_longer_kept_awake_falls_asleep_at_once():
     sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a1", "a2", "a3"))
     cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
     cluster.advance(2_000)
-    cluster.steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "a1,a3"),), reason="why")])
+    cluster.steer(asked_of_nodes([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "a1,a3"),), reason="why")]))
     cluster.advance(2_001)
     assert powers(cluster) == [NodePower.AWAKE, NodePower.FALLING_ASLEEP, NodePower.AWAKE]
 
 
 def test_a_node_that_got_up_is_idle_from_then_on():
     cluster = a_sleeper([(9_000, 1, 1)])
-    cluster.steer([PowerUp(node="a2", reason="why")])
+    cluster.steer(asked_of_nodes([PowerUp(node="a2", reason="why")]))
     cluster.advance(2_000)
     idle_since = cluster.snapshot().nodes.set_index("name")["idle_since"]
     assert idle_since["a2"].timestamp() == 1_300
@@ -327,7 +328,7 @@ def test_a_node_that_got_up_is_idle_from_then_on():
 
 def test_without_sleep_times_no_node_sleeps():
     cluster = a_busy_cluster(shape=a_shape((3, 8)))
-    (outcome,) = cluster.steer([PowerDown(node="a3", reason="why")])
+    (outcome,) = cluster.steer(asked_of_nodes([PowerDown(node="a3", reason="why")]))
     assert (outcome.result, outcome.remark) == (Result.REFUSED, "nodes do not sleep here")
     assert cluster.snapshot().power is None
 

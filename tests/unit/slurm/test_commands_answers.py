@@ -48,6 +48,7 @@ from helios.slurm.power import (
 from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, power_checks, run_checks
 from helios.slurm.shell import Shell, quoted
 from helios.slurm.undo_file import JobsUndo, UndoEntry
+from tests.changes import asked_of_nodes
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_accounting import LINES
 from tests.unit.slurm.test_commands import Program, program, show_config
@@ -581,7 +582,7 @@ def test_every_outcome_on_nodes_names_all_its_fields() -> None:
     slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in (1, 2, 3, 4)), asleep("n5", weight=10))
     weights = restore(NodeSetting.WEIGHT, n3="10", n4="11", gone="1")
     actions: list[NodeAction] = [*down("n1"), *up("n5"), weights, KeepAwake(nodes=("n2", "gone"), reason="soon")]
-    outcomes = nodes_of(slurm).steer(actions)
+    outcomes = nodes_of(slurm).steer(asked_of_nodes(actions))
     power_setting, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
     sleeping, waking = "IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"
     assert [told(outcome) for outcome in outcomes] == [
@@ -598,7 +599,7 @@ def test_every_outcome_on_nodes_names_all_its_fields() -> None:
 
 def test_what_is_refused_or_waits_is_told_with_what_stands() -> None:
     slurm = SleepySlurm(a_raw_node("n1", state="MIXED", cpus_held=1), a_raw_node("n2", flags="POWERING_DOWN"))
-    refused, waits = nodes_of(slurm).steer([*down("n1"), *up("n2")])
+    refused, waits = nodes_of(slurm).steer(asked_of_nodes([*down("n1"), *up("n2")]))
     assert told(refused)[2:] == ("n1", Result.REFUSED, "nothing to do", "MIXED", "")
     assert told(waits)[2:] == ("n2", Result.POSTPONED, "wanted soon", "IDLE+POWERING_DOWN", "")
     assert refused.remark and waits.remark
@@ -608,17 +609,17 @@ def test_what_is_refused_or_waits_is_told_with_what_stands() -> None:
 def test_a_weight_or_a_list_that_nobody_can_read_is_refused() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10))
     cluster = nodes_of(slurm)
-    weight = only(cluster.steer([restore(NodeSetting.WEIGHT, n1="heavy")]))
+    weight = only(cluster.steer(asked_of_nodes([restore(NodeSetting.WEIGHT, n1="heavy")])))
     assert (weight.result, "heavy" in weight.remark) == (Result.REFUSED, True)
     own = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
-    kept = only(cluster.steer([own]))
+    kept = only(cluster.steer(asked_of_nodes([own])))
     assert (kept.result, bool(kept.remark), slurm.lists) == (Result.REFUSED, True, [])
 
 
 def test_taking_back_wakes_what_sleeps_and_sets_the_weight_of_before() -> None:
     slurm = SleepySlurm(asleep("n1", weight=10), a_raw_node("n2", weight=30))
     back = [restore(NodeSetting.POWER, n1=""), restore(NodeSetting.WEIGHT, n2="20.0")]
-    assert [told(outcome) for outcome in nodes_of(slurm).steer(back)] == [
+    assert [told(outcome) for outcome in nodes_of(slurm).steer(asked_of_nodes(back))] == [
         (
             "RevertNodes",
             NodeSetting.POWER,
@@ -638,7 +639,7 @@ def test_of_writes_beyond_the_budget_wakes_come_before_lists_and_sleeps() -> Non
     by_budget = []
     for most in (1, 2, 3):
         fresh = SleepySlurm(*(dict(node) for node in slurm.node.values()))  # type: ignore[arg-type]
-        outcomes = nodes_of(fresh, writes_per_cycle=most).steer(actions)
+        outcomes = nodes_of(fresh, writes_per_cycle=most).steer(asked_of_nodes(actions))
         by_budget.append([outcome.action for outcome in outcomes if outcome.result is Result.DONE])
     assert by_budget == [["PowerUp"], ["KeepAwake", "PowerUp"], ["PowerDown", "KeepAwake", "PowerUp"]]
 
@@ -795,9 +796,9 @@ def test_the_controllers_time_is_read_of_sdiag_or_said_to_be_missing(program: Pr
 def test_sleeps_and_wakes_are_their_own_actions() -> None:
     slurm = SleepySlurm(a_raw_node("n1"))
     cluster = nodes_of(slurm)
-    assert only(cluster.steer([PowerUp(node="n1", reason="x")])).result is Result.UNCHANGED
-    assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.DONE
-    assert only(cluster.steer([PowerDown(node="n1", reason="x")])).result is Result.UNCHANGED
+    assert only(cluster.steer(asked_of_nodes([PowerUp(node="n1", reason="x")]))).result is Result.UNCHANGED
+    assert only(cluster.steer(asked_of_nodes([PowerDown(node="n1", reason="x")]))).result is Result.DONE
+    assert only(cluster.steer(asked_of_nodes([PowerDown(node="n1", reason="x")]))).result is Result.UNCHANGED
 
 
 @pytest.mark.parametrize(
@@ -958,7 +959,7 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
 
 def test_the_earlier_value_is_told_where_nothing_was_written() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
-    spent = nodes_of(slurm, writes_per_cycle=0).steer([restore(NodeSetting.WEIGHT, n1="10", n2="11")])
+    spent = nodes_of(slurm, writes_per_cycle=0).steer(asked_of_nodes([restore(NodeSetting.WEIGHT, n1="10", n2="11")]))
     assert [(outcome.result, outcome.before) for outcome in spent] == [
         (Result.UNCHANGED, "Weight 10"),
         (Result.POSTPONED, "Weight 10"),

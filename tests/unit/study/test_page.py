@@ -22,7 +22,7 @@ from helios.study.figures.source import (
     NOT_COMPARED,
     FigureData,
     FigureSource,
-    here_and_there,
+    compare_clusters,
     published,
 )
 from helios.study.page import latex
@@ -235,14 +235,6 @@ def test_energy_is_that_of_nodes_and_of_their_load() -> None:
     assert at_least.title.startswith("At least")
 
 
-def test_waits_before_and_after_a_change_are_apart() -> None:
-    jobs = [at(k, run_time_s=60.0, started_at=FIRST + (k + (k >= 10)) * HOUR) for k in range(20)]
-    found = figure_of(a_study(*jobs), "before_after", change_s=int((FIRST + 10 * HOUR).timestamp()))
-    half = found.series[0]
-    assert dict(zip(half.x, half.y, strict=True)) == {"before": 0, "after": 3600}
-    assert figure_of(a_study(*jobs), "before_after", change_s=0).missing
-
-
 def test_partitions_of_few_users_are_pooled_for_all_but_the_admin() -> None:
     jobs = [at(k, partition=("big", "small")[k % 2], user=f"u{k % (12 if k % 2 == 0 else 2)}") for k in range(48)]
     history = a_study(*jobs).history
@@ -267,9 +259,9 @@ def test_clusters_whose_definition_differs_are_not_drawn() -> None:
         assert not {one.name for one in published(name)} & set(left_out)
 
 
-def test_here_and_there_has_the_sites_own_values_first() -> None:
+def test_compared_clusters_have_the_sites_own_values_first() -> None:
     history = a_busy_history().history
-    beside = here_and_there(FigureSource(history))
+    beside = compare_clusters(FigureSource(history))
     own = dict(beside.values)
     assert own["Jobs with GPUs"] == 240
     ran = history.run_time_s[np.isfinite(history.run_time_s)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.actions import Action, JobAction, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.changes import EVERY, Change
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, DECISIONS, QUEUE, Snapshot
 from helios.services.qssf import Qssf
@@ -36,6 +37,7 @@ from helios.testing import (
     frame_of,
     situations,
 )
+from tests.changes import asked
 from tests.examples import examples
 
 MINUTE = timedelta(minutes=1)
@@ -58,8 +60,8 @@ def results(outcomes: Iterable[Outcome]) -> list[Result]:
     return [outcome.result for outcome in outcomes]
 
 
-def ask(cluster: FakeCluster, *actions: Action) -> list[Result]:
-    return results(cluster.apply(actions))
+def ask(cluster: FakeCluster, *actions: JobAction, unseen: bool = False) -> list[Result]:
+    return results(cluster.apply(asked(actions, unseen=unseen)))
 
 
 # Builders.
@@ -128,7 +130,7 @@ def cluster() -> FakeCluster:
 def test_every_site_factor_has_the_mark_and_reads_back_nearly(urgency: float, most: int) -> None:
     cluster = FakeCluster(site_factor_most=most)
     job_id = cluster.submit()
-    cluster.apply([an_order(**{job_id: urgency})])
+    cluster.apply(asked([an_order(**{job_id: urgency})]))
     factor, steps = cluster.site_factor_of(job_id), (most - 37) // 100
     assert factor == 0 or abs(factor) % 100 == 37
     assert abs(factor) <= most
@@ -142,7 +144,7 @@ def test_the_examples_of_the_mark(cluster: FakeCluster) -> None:
 def test_an_urgent_job_stands_first_and_ties_go_by_submission_then_id(cluster: FakeCluster) -> None:
     ids = [cluster.submit(job_id=job_id, submitted_at=NOON) for job_id in ("10", "9", "11")]
     cluster.submit(job_id="1", submitted_at=NOON - MINUTE)
-    cluster.apply([an_order(**{ids[2]: 0.5})])
+    cluster.apply(asked([an_order(**{ids[2]: 0.5})]))
     assert list(cluster.snapshot().pending["job_id"]) == ["11", "1", "9", "10"]
 
 
@@ -155,7 +157,7 @@ def test_what_already_is_so_costs_no_write(cluster: FakeCluster) -> None:
 
 def test_an_outcome_says_what_was_read_before_and_after(cluster: FakeCluster) -> None:
     job_id = cluster.submit()
-    order, soft = cluster.apply([an_order(**{job_id: 0.5}), softened(job_id)])
+    order, soft = cluster.apply(asked([an_order(**{job_id: 0.5}), softened(job_id)]))
     assert (order.before, order.after, order.reason) == ("SiteFactor 0", "SiteFactor 5037", "short")
     assert (soft.before, soft.after) == ("TimeMin 0 min", "TimeMin 27 min")
 
@@ -191,7 +193,7 @@ def test_a_job_changed_by_an_admin_is_refused_with_the_reason(
     job_id = cluster.submit()
     touch(cluster, job_id)
     assert why in cluster.snapshot().pending["excluded_reason"].iloc[0]
-    (outcome,) = cluster.apply([an_order(**{job_id: 0.5})])
+    (outcome,) = cluster.apply(asked([an_order(**{job_id: 0.5})]))
     assert outcome.result is Result.REFUSED
     assert why in outcome.remark
     assert cluster.writes == 0
@@ -224,7 +226,7 @@ def test_a_users_own_soft_limit_is_seen_and_left_alone(cluster: FakeCluster) -> 
 
 def test_soft_limits_are_refused_where_the_site_has_them_switched_off() -> None:
     cluster = FakeCluster(soft_limits=False)
-    (outcome,) = cluster.apply([softened(cluster.submit())])
+    (outcome,) = cluster.apply(asked([softened(cluster.submit())]))
     assert (outcome.result, "time_min_as_soft_limit" in outcome.remark) == (Result.REFUSED, True)
 
 
@@ -233,7 +235,7 @@ def test_a_soft_limit_is_rounded_up_to_minutes_that_end_in_seven(
     cluster: FakeCluster, minutes: float, written: int
 ) -> None:
     job_id = cluster.submit()
-    cluster.apply([softened(job_id, minutes=minutes)])
+    cluster.apply(asked([softened(job_id, minutes=minutes)]))
     assert cluster.time_min_of(job_id) == written
 
 
@@ -256,7 +258,7 @@ def test_a_restore_leaves_hidden_values_of_held_jobs_unless_asked(cluster: FakeC
     job_id = cluster.submit(urgency=0.5)
     cluster.hold(job_id)
     assert ask(cluster, Revert(reason="stop")) == [Result.REFUSED]
-    assert ask(cluster, Revert(reason="stop", hidden=True)) == [Result.DONE]
+    assert ask(cluster, Revert(reason="stop"), unseen=True) == [Result.DONE]
     assert cluster.site_factor_of(job_id) == 0
 
 
@@ -310,7 +312,7 @@ def test_it_fails_as_often_as_it_was_told(cluster: FakeCluster) -> None:
 def test_a_swallowed_write_is_a_mismatch(cluster: FakeCluster) -> None:
     job_id = cluster.submit()
     cluster.swallow_writes()
-    (outcome,) = cluster.apply([an_order(**{job_id: 0.5})])
+    (outcome,) = cluster.apply(asked([an_order(**{job_id: 0.5})]))
     assert (outcome.result, outcome.after) == (Result.MISMATCH, "SiteFactor 0")
     assert ask(cluster, an_order(**{job_id: 0.5})) == [Result.DONE]
 
@@ -318,7 +320,7 @@ def test_a_swallowed_write_is_a_mismatch(cluster: FakeCluster) -> None:
 def test_a_refused_write_fails_for_that_job_alone(cluster: FakeCluster) -> None:
     bad, good = cluster.submit(), cluster.submit()
     cluster.refuse_writes(bad, answer="Invalid user id")
-    first, second = cluster.apply([an_order(**{bad: 0.5, good: 0.4})])
+    first, second = cluster.apply(asked([an_order(**{bad: 0.5, good: 0.4})]))
     assert (first.result, first.remark, second.result) == (Result.FAILED, "Invalid user id", Result.DONE)
 
 
@@ -327,16 +329,16 @@ def test_a_crash_leaves_what_was_written(cluster: FakeCluster) -> None:
     order = an_order(**{first: 0.5, second: 0.4})
     cluster.crash_after(writes=1)
     with pytest.raises(Crash):
-        cluster.apply([order])
+        cluster.apply(asked([order]))
     assert (cluster.urgency_of(first) > 0, cluster.urgency_of(second)) == (True, 0)
     assert ask(cluster, order) == [Result.UNCHANGED, Result.DONE]
 
 
 def test_it_remembers_what_it_was_asked(cluster: FakeCluster) -> None:
     order = an_order(**{cluster.submit(): 0.5})
-    cluster.apply([order])
+    cluster.apply(asked([order]))
     cluster.snapshot()
-    assert (cluster.applied, cluster.looks, cluster.writes) == ([(order,)], 1, 1)
+    assert (cluster.applied, cluster.looks, cluster.writes) == ([tuple(asked([order]))], 1, 1)
 
 
 # The fake ledger.
@@ -628,9 +630,9 @@ def with_jobs(cluster: FakeCluster) -> FakeCluster:
 class Forgetful(FakeCluster):
     """Reports what it was asked, and writes nothing."""
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
         before = {job_id: job.site_factor for job_id, job in self._jobs.items()}
-        outcomes = super().apply(actions)
+        outcomes = super().apply(changes)
         for job_id, site_factor in before.items():
             self._jobs[job_id].site_factor = site_factor
         return outcomes
@@ -639,7 +641,7 @@ class Forgetful(FakeCluster):
 class WritesAlways(FakeCluster):
     """Says DONE to what already was so."""
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
         return [
             Outcome(
                 action=o.action,
@@ -651,7 +653,7 @@ class WritesAlways(FakeCluster):
                 after=o.after,
                 remark=o.remark,
             )
-            for o in super().apply(actions)
+            for o in super().apply(changes)
         ]
 
 
@@ -680,34 +682,26 @@ class Upside(FakeCluster):
 class NeverRestores(FakeCluster):
     """Does not revert soft limits."""
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        return [
-            outcome
-            for action in actions
-            for outcome in super(NeverRestores, self).apply(
-                [Revert(setting=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
-                if isinstance(action, Revert)
-                else [action]
-            )
-        ]
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        return super().apply(
+            [change for change in changes if not change.is_revert or change.setting is JobSetting.ORDER]
+        )
 
 
 class RestoresTooMuch(FakeCluster):
     """Reverts everything, whoever was named."""
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        return super().apply([Revert(reason="x") if isinstance(action, Revert) else action for action in actions])
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        return super().apply([replace(change, target=EVERY) if change.is_revert else change for change in changes])
 
 
 class StopsAtAStranger(FakeCluster):
     """Does nothing at all when one job is gone."""
 
-    def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        for action in actions:
-            for place in action.order if isinstance(action, Reorder) else ():
-                if self._pending(place.job_id) is None:
-                    self.swallow_writes(times=99)
-        return super().apply(actions)
+    def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
+        if any(change.target != EVERY and self._pending(change.target) is None for change in changes):
+            self.swallow_writes(times=99)
+        return super().apply(changes)
 
 
 def a_snapshot_like(snapshot: Snapshot, *, pending: pd.DataFrame) -> Snapshot:

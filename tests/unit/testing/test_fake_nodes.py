@@ -34,6 +34,7 @@ from helios.testing import (
     node_situations,
     power_settings,
 )
+from tests.changes import asked_of_nodes
 
 MINUTE = timedelta(minutes=1)
 AWAKE, FALLING, ASLEEP, WAKING = NodePower.AWAKE, NodePower.FALLING_ASLEEP, NodePower.ASLEEP, NodePower.WAKING
@@ -53,11 +54,11 @@ def up(node: str) -> PowerUp:
 
 
 def result(cluster: FakeNodes, *actions: NodeAction) -> list[Result]:
-    return [outcome.result for outcome in cluster.steer(actions)]
+    return [outcome.result for outcome in cluster.steer(asked_of_nodes(actions))]
 
 
 def asleep(cluster: FakeNodes, *nodes: str) -> FakeNodes:
-    cluster.steer([down(node) for node in nodes])
+    cluster.steer(asked_of_nodes([down(node) for node in nodes]))
     cluster.tick(5 * MINUTE)
     return cluster
 
@@ -110,7 +111,7 @@ def test_a_power_down_sticks_to_a_busy_node_until_its_job_ends() -> None:
 
 def test_a_wake_of_a_node_going_down_is_postponed() -> None:
     cluster = a_cluster()
-    cluster.steer([down("n1")])
+    cluster.steer(asked_of_nodes([down("n1")]))
     assert result(cluster, up("n1")) == [Result.POSTPONED]
     cluster.admin_powers_up("n1")
     assert cluster.power_of("n1") is FALLING
@@ -126,7 +127,7 @@ def test_a_job_prefers_nodes_awake_and_wakes_the_others_if_it_must() -> None:
 
 def test_a_job_waits_for_a_node_going_down_until_it_sleeps() -> None:
     cluster = a_cluster(1)
-    cluster.steer([down("n1")])
+    cluster.steer(asked_of_nodes([down("n1")]))
     job = cluster.submit()
     assert cluster.nodes_of(job) == []
     cluster.tick(MINUTE)
@@ -142,7 +143,7 @@ def test_weights_say_which_node_is_filled_first() -> None:
 def test_a_reconfiguration_forgets_weights_and_list() -> None:
     cluster = a_cluster(keep_awake="n3")
     cluster.admin_sets_weight("n2", 11)
-    cluster.steer([KeepAwake(nodes=("n1",), reason="so")])
+    cluster.steer(asked_of_nodes([KeepAwake(nodes=("n1",), reason="so")]))
     assert (cluster.weight_of("n2"), cluster.keep_awake) == (11.0, "n[1,3]")
     cluster.reconfigure()
     assert (cluster.weight_of("n2"), cluster.keep_awake) == (10.0, "n3")
@@ -151,13 +152,15 @@ def test_a_reconfiguration_forgets_weights_and_list() -> None:
 def test_what_was_set_can_be_restored() -> None:
     cluster = asleep(a_cluster(keep_awake="n3"), "n1")
     cluster.admin_sets_weight("n2", 11)
-    cluster.steer([KeepAwake(nodes=("n2",), reason="so", own="n3")])
+    cluster.steer(asked_of_nodes([KeepAwake(nodes=("n2",), reason="so")], own="n3"))
     cluster.steer(
-        [
-            RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop"),
-            RevertNodes(setting=NodeSetting.WEIGHT, own=(("n2", "10"),), reason="stop"),
-            RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
-        ]
+        asked_of_nodes(
+            [
+                RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop"),
+                RevertNodes(setting=NodeSetting.WEIGHT, own=(("n2", "10"),), reason="stop"),
+                RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
+            ]
+        )
     )
     assert cluster.power_of("n1") is WAKING
     assert (cluster.weight_of("n2"), cluster.keep_awake) == (10.0, "n3")
@@ -190,7 +193,7 @@ def test_a_failed_wake_takes_the_node_down_and_requeues_its_job() -> None:
 
 def test_a_boot_longer_than_the_timeout_fails() -> None:
     cluster = asleep(a_cluster(boot_s=900.0), "n1")
-    cluster.steer([up("n1")])
+    cluster.steer(asked_of_nodes([up("n1")]))
     cluster.tick(10 * MINUTE)
     assert cluster.power_of("n1") is None
 
@@ -229,7 +232,7 @@ def test_things_go_wrong_when_told_to() -> None:
     assert result(cluster, down("n1"), down("n2")) == [Result.MISMATCH, Result.FAILED]
     cluster.crash_after(writes=1)
     with pytest.raises(Crash):
-        cluster.steer([down("n1"), down("n3")])
+        cluster.steer(asked_of_nodes([down("n1"), down("n3")]))
     assert cluster.power_of("n1") is FALLING
     assert cluster.power_of("n3") is AWAKE
 

@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 from helios_night_owl import NightOwl
 
+from helios.changes import to_job_changes
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 
 MIDNIGHT = NOON + timedelta(hours=12)
@@ -21,7 +22,8 @@ def test_at_night_the_largest_job_stands_first() -> None:
     cluster = FakeCluster(now=MIDNIGHT)
     for job_id, gpus in {"1": 1, "2": 8, "3": 2, "4": 64}.items():
         cluster.submit(job_id=job_id, gpus=gpus)
-    cluster.apply(list(NightOwl(NightOwl.Options()).decide(cluster.snapshot())))
+    actions = list(NightOwl(NightOwl.Options()).decide(cluster.snapshot()))
+    cluster.apply(to_job_changes(actions).changes)
     assert cluster.queue == ["4", "2", "1", "3"]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
+from helios.changes import to_node_changes
 from helios.metrics.spare_nodes import CHECK_S, SAFE_RULE, AwakeRule
 from helios.model import NodeUse
 from helios.services.energy_saving import Ces, CesOptions
@@ -28,7 +29,7 @@ def venus(*, whole_nodes: bool) -> ReplaySetup:
         jobs = history.jobs
         history = replace(history, jobs=jobs[jobs["gpus"] % 8 == 0].reset_index(drop=True))
     request = WhatIfRequest(
-        plans=(), since=BEGIN, until=END, warm_up=pd.Timedelta(0), nodes={"all": 133}, skip_oversized=True
+        scenarios=(), since=BEGIN, until=END, warm_up=pd.Timedelta(0), nodes={"all": 133}, skip_oversized=True
     )
     return prepare_replay(history, request)
 
@@ -73,7 +74,7 @@ def run(*, whole_nodes: bool, boot_s: int) -> Both:
             each.next_event_s()  # jobs that can start do
         snapshot = by_service.snapshot()
         object.__setattr__(snapshot, "use", use_until(by_service, now_s))  # a copy would make all frames
-        by_service.steer(service.decide(snapshot))
+        by_service.steer(to_node_changes(service.decide(snapshot)).changes)
         counts.append((powered(by_kernel), powered(by_service)))
     kernel, by_ces = np.array(counts).T
     return Both(kernel=kernel, service=by_ces)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helios.study.levels_file import read_partition_levels
-from helios.study.statements.levels import RecordedLevels, find_holes, idle_beside_waiting_levels
+from benchmarks.recorded_levels import RecordedLevels, find_holes, idle_beside_waiting_levels, read_partition_levels
 from tests.traces import TRACES, needs_traces
 
 EARTH = TRACES / "helios_earth_vc_may2020"

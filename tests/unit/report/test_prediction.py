@@ -1,6 +1,5 @@
 import io
 import json
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,14 +12,11 @@ from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, 
 from helios.predict.similar_jobs import BASES, RecentInGroup
 from helios.report import prediction
 from helios.report.prediction import (
-    FEATURE_GROUPS,
-    UNKNOWN,
     Explanation,
     PastJob,
     answer_lines,
-    corrections_in_words,
-    describe_feature,
     explanation_screen,
+    largest_corrections,
     rests_on,
 )
 
@@ -89,11 +85,6 @@ def screen(told: Explanation, *, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]  # because the file is the one above
 
 
-@pytest.mark.parametrize("name", [*FEATURES, EVERY_JOB, AFTERWARDS])
-def test_every_feature_is_in_a_group_with_a_name(name: str) -> None:
-    assert any(re.fullmatch(group.features, name) for group in FEATURE_GROUPS)
-
-
 @pytest.mark.parametrize("name", [PRIOR, *LEVELS, NEIGHBOURHOOD])
 def test_every_step_has_words(name: str) -> None:
     assert name in prediction.STEP_WORDS
@@ -103,87 +94,22 @@ def test_every_basis_has_words() -> None:
     assert set(prediction.BASIS_WORDS) == set(BASES)
 
 
-def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
-    assert describe_feature("moon_phase", {"moon_phase": 0.25}) == "moon phase: 0.25"
-    assert describe_feature("moon_phase", {"moon_phase": np.nan}) == UNKNOWN
+def test_a_step_of_tomorrow_is_told_by_its_name() -> None:
     assert "moon phase" in screen(an_explanation(explained=an_explained(steps=(a_step("moon_phase", 1.0),))))
 
 
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("name", FEATURES)
-def test_no_feature_is_told_as_nan_or_by_its_code_name(name: str, *, missing: bool) -> None:
-    features = dict.fromkeys(FEATURES, np.nan if missing else 2.0)
-    said = describe_feature(name, features)
-    assert "nan" not in said.lower()
-    assert "_" not in said
-
-
-@pytest.mark.parametrize(
-    ("name", "features", "said"),
-    [
-        ("hour", {"hour": 23.0, "weekday": 0.0}, "submitted, in the site's time: Monday, 23 h"),
-        ("log_limit", {"log_limit": np.log1p(43_200.0)}, "time limit: 12 h"),
-        ("log_limit", {"log_limit": np.inf}, "time limit: none"),
-        (
-            "gpus",
-            {"gpus": 4.0, "log_cpus": np.log1p(16), "log_nodes": np.log1p(1)},
-            "request: 4 GPUs, 16 CPUs, 1 node",
-        ),
-        ("gpus", {"gpus": 0.0, "log_cpus": np.float32(np.log1p(1)), "log_nodes": np.nan}, "request: 1 CPU"),
-        ("user_failed_share", {"user_failed_share": 0.12}, "share of this user's jobs that fail: 12 %"),
-        ("user_last_1", {"user_last_1": np.nan}, UNKNOWN),
-        (
-            "user_last_2",
-            {"user_last_1": np.log1p(60), "user_last_2": np.log1p(7200), "user_last_3": np.nan},
-            "jobs of this user, the last: 1 min, 2 h",
-        ),
-        ("user_size_unended_age", {"user_unended": np.log1p(3)}, "this user's other jobs that wait or run: 3"),
-        (
-            "user_submission_gap",
-            {"user_submission_gap": np.log1p(90)},
-            "time since this user's last submission: 1 min 30 s",
-        ),
-        ("anchor_sd", {"anchor_sd": np.log(7.0)}, "factor by which such run times vary: 7.0"),
-        (
-            "user_recent_median",
-            {"user_recent_least": np.log1p(60), "user_recent_most": np.log1p(7200)},
-            "this user's latest jobs, shortest and longest: 1 min, 2 h",
-        ),
-        ("user_any_limit_end_gap", {"user_end_gap": np.log1p(18_000)}, "time since a job of this user ended: 5 h"),
-        ("user_by_limit", {"user_limit_share": 0.3}, "share of the limit that this user's jobs use: 30 %"),
-    ],
-)
-def test_what_a_feature_says(name: str, features: dict[str, float], said: str) -> None:
-    assert describe_feature(name, features) == said
-
-
-def test_the_largest_corrections_come_first_and_small_ones_are_summed() -> None:
+def test_the_largest_corrections_come_first_and_small_ones_are_merged() -> None:
     corrections = {"hour": 1.5, "log_limit": 0.25, "gpus": 1.02, "user_burst": 0.99, AFTERWARDS: 1.0}
-    told = corrections_in_words(an_explained(corrections=corrections))
-    assert [factor for _, factor in told] == [0.25, 1.5, pytest.approx(1.02 * 0.99)]
-    assert told[-1][0] == "everything else"
+    told = largest_corrections(an_explained(corrections=corrections))
+    assert told == [("log limit", 0.25), ("hour", 1.5), ("everything else", pytest.approx(1.02 * 0.99))]
 
 
-def test_corrections_of_one_thing_are_told_together_and_multiply_to_all() -> None:
+def test_corrections_that_are_shown_multiply_to_all() -> None:
     rng = np.random.default_rng(0)
     corrections = {name: float(np.exp(rng.normal(0, 0.5))) for name in (*FEATURES, EVERY_JOB, AFTERWARDS)}
-    told = corrections_in_words(an_explained(corrections=corrections))
+    told = largest_corrections(an_explained(corrections=corrections))
     assert np.prod([factor for _, factor in told]) == pytest.approx(np.prod(list(corrections.values())))
-    assert len({text for text, _ in told}) == len(told) == prediction.MOST_LINES + 2
-
-
-def test_where_nothing_is_known_of_a_user_it_is_said_once() -> None:
-    corrections = {"user_last_1": 2.0, "user_failed_share": 2.0, "neighbour_mean": 2.0}
-    features = dict.fromkeys(FEATURES, np.nan) | {"user_ended": 0.0}
-    told = corrections_in_words(an_explained(corrections=corrections, features=features))
-    assert told == [(UNKNOWN, 8.0)]
-
-
-def test_what_is_done_to_the_answer_afterwards_is_named() -> None:
-    cut = corrections_in_words(an_explained(corrections={AFTERWARDS: 0.5}))
-    learned = corrections_in_words(an_explained(corrections={EVERY_JOB: 1.0, AFTERWARDS: 0.5}))
-    assert cut == [("cut at its time limit", 0.5)]
-    assert learned[-1] == ("what recent errors taught", 0.5)
+    assert len({text for text, _ in told}) == len(told) == prediction.MOST_LINES + 1
 
 
 def test_the_answer_says_prediction_and_what_it_rests_on() -> None:
@@ -246,7 +172,7 @@ def test_the_way_to_the_prediction_ends_at_the_prediction() -> None:
     steps = (a_step(PRIOR, 1.0, jobs=0, run_time_s=1800.0), a_step("global", 599 / 1801, run_time_s=598.0))
     corrections = {"hour": 3601 / 599, AFTERWARDS: 1.0}
     text = screen(an_explanation(explained=an_explained(steps=steps, corrections=corrections)))
-    (line,) = [line for line in text.splitlines() if "submitted, in" in line]
+    (line,) = [line for line in text.splitlines() if line.startswith("hour")]
     assert line.split("x 6.01")[1].split() == ["1", "h"]
 
 

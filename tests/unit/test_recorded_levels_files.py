@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recorded_levels import read_partition_levels
 from helios.errors import FormatUnknown, UsageError
-from helios.study.levels_file import read_partition_levels
 
 HEADER = "time,total_gpu_num,running_gpu_num,pending_gpu_num,idle_gpu_num"
 

@@ -10,12 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
+from helios.actions import KeepAwake, PowerDown, PowerUp, RevertNodes
 from helios.actions import NodeSetting as Lever
+from helios.changes import LIST, Change, nodes_named
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
 from tests.examples import examples
-from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
+from tests.unit.control.nodes_table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
 
 FEW = settings(max_examples=examples(15), deadline=None)
 BOUND = 3  # of the nodes on their way: 0.3 of twelve, rounded down
@@ -110,7 +111,7 @@ def nothing_of_helios_is_left(table: NodeTable) -> bool:
 
 @FEW
 @given(story=cycles)
-def test_no_busy_excluded_or_drained_node_is_ever_powered_down_and_few_are_on_their_way(story: list[Any]) -> None:
+def test_no_busy_excluded_or_drained_node_is_ever_powered_down(story: list[Any]) -> None:
     table = a_table()
     take_cycles(table, story)
     for seen in table.cluster.power_downs:
@@ -136,18 +137,16 @@ def test_no_cycle_starts_more_than_may_be_on_their_way(story: list[Any]) -> None
         assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)
 
 
-def nodes_in(action: NodeAction) -> set[str]:
-    """Return the nodes that an action names."""
-    if isinstance(action, KeepAwake):
-        return set(action.nodes)
-    return {node for node, _ in action.own} - {""} if isinstance(action, RevertNodes) else {action.node}
+def nodes_in(change: Change[str]) -> set[str]:
+    """Return the nodes that a change names."""
+    if change.key == LIST:
+        return set() if change.is_revert else set(nodes_named(change.value))
+    return {change.target}
 
 
 @FEW
 @given(story=cycles, mechanism=st.sampled_from(["sleep", "keep_awake"]))
-def test_no_node_is_written_that_no_service_may_change_or_that_helios_never_changed(
-    story: list[Any], mechanism: str
-) -> None:
+def test_no_node_outside_scope_and_record_is_ever_written(story: list[Any], mechanism: str) -> None:
     table = a_table(mechanism=mechanism)
     changed: set[str] = set()
     for step in story:
@@ -155,12 +154,12 @@ def test_no_node_is_written_that_no_service_may_change_or_that_helios_never_chan
         take_cycles(table, [step])
         writers = [mode for mode in (step[2], step[4]) if mode.writes]
         may = {name for name in NAMES for mode in writers if mode.reaches(name, partitions=[partition_of(name)])}
-        for action in (action for actions in table.cluster.steered for action in actions):
-            if isinstance(action, RevertNodes):
-                assert nodes_in(action) <= changed
+        for change in (change for changes in table.cluster.steered for change in changes):
+            if change.is_revert:
+                assert nodes_in(change) <= changed
             else:
-                assert nodes_in(action) <= may
-                changed |= nodes_in(action)
+                assert nodes_in(change) <= may
+                changed |= nodes_in(change)
 
 
 @FEW
