@@ -1,4 +1,4 @@
-"""Past use of nodes, from a series or from jobs, and the forecast of tomorrow's."""
+"""Past use of nodes and the forecast of tomorrow's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NEVER_S = np.iinfo(np.int64).max
 def read_files(
     files: Sequence[Path], *, timezone: str, total: float | None, gpus_per_node: int, in_steps: bool = False
 ) -> NodeSeries:
-    """Read series of busy nodes, parts of one cluster, and add them up.
+    """Read series of busy nodes and add them up.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def _usable_jobs(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[
 
 
 def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float64]:
-    """Return what each job holds, in nodes, a fraction where it shares one."""
+    """Return the nodes that each job holds, or its share of one."""
     gpus = jobs["gpus"].to_numpy()
     if (gpus > 0).any():
         return np.asarray(gpus / asked.gpus_per_node)
@@ -236,7 +236,7 @@ def _count_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counte
 def forecast_tomorrow(
     series: NodeSeries, *, kind: str, zone: ZoneInfo, until: datetime | None = None, progress: Progress = no_progress
 ) -> ForecastReport:
-    """Forecast the hours of the day after the end of a series, and score such forecasts on its last weeks.
+    """Forecast the hours of tomorrow, and score such forecasts.
 
     Parameters
     ----------
