@@ -93,9 +93,9 @@ def explain_wait(
     unit = best_unit(setup.machine.resource)
 
     def start(scenario: Scenario, replay: Replay) -> ReplayedStart:
-        today = " (today)" if scenario == BASELINE else ""
+        plain = " (plain)" if scenario == BASELINE else ""
         return ReplayedStart(
-            label=f"{scenario_label(**scenario.parts, unit=unit)}{today}",
+            label=f"{scenario_label(**scenario.parts, unit=unit)}{plain}",
             started_at=_to_datetime(replay.started_s[job]),
             wait_s=int(replay.wait_s[job]),
         )

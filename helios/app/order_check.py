@@ -36,7 +36,7 @@ from helios.model import SIZE_CLASSES, is_large, size_class
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
-from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
+from helios.report.models import MODEL, ORACLE, PLAIN, OrderValue
 from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
 from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
@@ -300,7 +300,7 @@ def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]
         return measure(setup, result.started_s, result.ended_s, **scenario.parts).summary
 
     return {
-        TODAY: replayed(CHECKED[CheckedOrder.OWN]),
+        PLAIN: replayed(CHECKED[CheckedOrder.OWN]),
         ORACLE: replayed(live_scenario(Policy.QSSF, run_times=RunTimes.TRUE)),
         "smallest_first": replayed(CHECKED[CheckedOrder.SIZE]),
         MODEL: replayed(predicted, predictor_for(setup, window.model, request)),

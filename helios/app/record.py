@@ -1,4 +1,4 @@
-"""What every command takes a history for, in which window and on how large a cluster."""
+"""The window and the cluster that commands take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def describe_record(
     usual_per_node: int = 8,
     partitions: Collection[str] = (),
 ) -> LoadedHistory:
-    """Return a history with its window and its capacity, and notes on both.
+    """Return a history with its window and capacity, and notes on both.
 
     Parameters
     ----------
@@ -87,7 +87,10 @@ def complete_part(history: LoadedHistory) -> LoadedHistory:
 
 
 def jobs_between(jobs: pd.DataFrame, since: datetime | None, until: datetime | None) -> pd.DataFrame:
-    """Return the jobs submitted in a window, None where it has no bound."""
+    """Return the jobs submitted in a window.
+
+    None stands for no bound.
+    """
     kept = jobs["submitted_at"].notna()
     if since is not None:
         kept &= jobs["submitted_at"] >= since
@@ -107,7 +110,7 @@ def _of_partitions(history: LoadedHistory, partitions: Collection[str]) -> Loade
 
 
 def find_capacity(history: LoadedHistory, *, resource: str, since_s: int, until_s: int) -> ClusterCapacity:
-    """Return the capacity of a cluster as its nodes tell it, else its jobs in a window."""
+    """Return the size of a cluster by its nodes, else its jobs."""
     if history.nodes is not None and bool((history.nodes[resource] > 0).any()):
         return capacity_of_nodes(history.nodes, resource=resource, source=CapacitySource.NODES)
     if history.site is not None and history.site.nodes:
@@ -121,6 +124,9 @@ def find_capacity(history: LoadedHistory, *, resource: str, since_s: int, until_
 
 
 def _nodes_of_site(site: SiteGpus) -> pd.DataFrame:
-    """Return a site's nodes, in one pool, since their partitions are not known."""
+    """Return a site's nodes in one pool.
+
+    Their partitions are not known.
+    """
     rows = [(name, WHOLE, node.gpus, np.nan_to_num(node.cpus)) for name, node in site.nodes.items()]
     return pd.DataFrame(rows, columns=["name", "partition", "gpus", "cpus"])

@@ -2,8 +2,8 @@
 
 A scenario has a policy, a backfill rule, and a source of run times.
 
-The default set has the baselines without which a scheduling result means nothing (docs/first-steps.md): what a Slurm
-site has today, a rule that needs no model, the policies of Helios, and oracles as bounds.
+The default set has the baselines without which a scheduling result means nothing (docs/first-steps.md): plain
+FIFO + EASY, a rule that needs no model, the policies of Helios, and oracles as bounds.
 """
 
 from __future__ import annotations

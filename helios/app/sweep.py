@@ -271,7 +271,7 @@ class SweepWorker:
         run = to_run(cell.scenario, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
-            "is_own_order": run.is_own_order,
+            "is_plain": run.is_plain,
             "is_oracle": run.is_oracle,
             "over": resampler.over.value if resampler else None,
             "blocks": resampler.blocks if resampler else 0,
@@ -526,8 +526,8 @@ def compare_runs(runs: Sequence[Mapping[str, Any]]) -> Differences:
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for figures in runs:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
-    today = next((figures["label"] for figures in runs if figures["is_own_order"]), runs[0]["label"])
-    return compare_repeats(by_label, baseline=today, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
+    plain = next((figures["label"] for figures in runs if figures["is_plain"]), runs[0]["label"])
+    return compare_repeats(by_label, baseline=plain, over=ResampledUnit(runs[0]["over"]), blocks=runs[0]["blocks"])
 
 
 class ResultsFile:
@@ -642,7 +642,7 @@ class SweepPlan(_PlanTable):
     backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
     estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
     run_times: list[RunTimes] = Field(default=[], description="Run times that orders use")
-    controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
+    controls: bool = Field(default=True, description="Add plain FIFO + EASY, and fewest GPUs first")
     windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
     settings: SweepSettings = SweepSettings()
     repeats: int = Field(default=0, ge=0, description="Random samples of weeks for each; 0: the window as it was")

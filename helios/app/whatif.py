@@ -298,6 +298,7 @@ def answer_request(
     return WhatIf(
         cluster=history.cluster,
         capacity=history.capacity,
+        recorded_wait_s=recorded_waits(setup.machine.jobs[setup.counted]),
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -310,6 +311,14 @@ def answer_request(
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
+
+
+def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
+    """Return the recorded wait of each job, s, NaN where unknown."""
+    eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
+    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:

@@ -277,7 +277,7 @@ def evaluate(
 
     The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
     hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then it compares
-    one replay with each predictor, FIFO, which a Slurm site has today, and the order by true run times, all with EASY
+    one replay with each predictor, plain FIFO, and the order by true run times, all with EASY
     backfill.
     """
     if train_until is not None and test_fraction is not None:

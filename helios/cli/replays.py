@@ -360,8 +360,8 @@ def simulate_(
     """Replay a cluster's jobs with services acting, and compare the waits.
 
     It runs the code of the services that act live, with the same guards. The replay begins with an empty cluster, and
-    run times are predicted from the jobs that had ended by then. It is compared with two baselines: the order that the
-    site has today, and fewest GPUs first, which needs no model. Nothing touches a cluster.
+    run times are predicted from the jobs that had ended by then. It is compared with two baselines: plain FIFO
+    with EASY backfill, and fewest GPUs first, which needs no model. Nothing touches a cluster.
 
     Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
     """

@@ -116,7 +116,7 @@ def whatif_(
 
     First it says, over --draws draws of the window, which order Helios should run live: its default (qssf), size, or
     the site's own. Then one replay says who would wait shorter and who longer. Without --policy, --backfill and
-    --estimates it replays a default set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict
+    --estimates it replays a default set: plain FIFO with EASY backfill by time limits, strict
     FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
     the true run times. With --frontier it shows the settings between a short mean and a short longest wait. Nothing
     touches a cluster.
@@ -212,9 +212,9 @@ def explain_in_replay(
 ) -> None:
     """Say why one job waited in a replay.
 
-    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is what a Slurm site has
-    today (FIFO with EASY backfill by time limits). With another policy, it also shows when the job would have started
-    in today's order. For a job that waits now, use helios why.
+    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is plain FIFO
+    with EASY backfill by time limits. With another policy, it also shows when the job would have started in that order.
+    For a job that waits now, use helios why.
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
     from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above

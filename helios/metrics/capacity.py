@@ -263,9 +263,9 @@ def nodes_of_jobs(
     *,
     resource: str,
 ) -> pd.DataFrame | None:
-    """Return the nodes of jobs, with the most ever held there.
+    """Return the nodes that jobs ran on.
 
-    A job's resources are taken to be spread evenly over its nodes.
+    Each has the most that was ever held there. A job's resources are taken to be spread evenly over its nodes.
 
     Parameters
     ----------

@@ -23,9 +23,9 @@ SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
 STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
-TODAY, MODEL, ORACLE = "today", "model", "oracle"
+PLAIN, MODEL, ORACLE = "fifo", "model", "oracle"
 REPLAY_NAMES = {
-    TODAY: "FIFO, today",
+    PLAIN: "Plain FIFO",
     MODEL: "QSSF, Helios",
     "shrinkage": "QSSF, shrinkage untrained",
     "user_last": "QSSF, user's last ended job",
@@ -263,15 +263,15 @@ class OrderValue:
     def share(self, name: str) -> float | None:
         """Return the share of the oracle's gain that a replay realises.
 
-        The gain is in mean wait against today.
+        The gain is in mean wait against plain FIFO.
 
         None where there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits
-        than today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        than plain FIFO. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
         """
-        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
-        if today_s - oracle_s < LEAST_GAIN_S:
+        plain_s, oracle_s = self.replays[PLAIN].mean_wait_s, self.replays[ORACLE].mean_wait_s
+        if plain_s - oracle_s < LEAST_GAIN_S:
             return None
-        return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
+        return (plain_s - self.replays[name].mean_wait_s) / (plain_s - oracle_s)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
@@ -307,7 +307,7 @@ def value_table(value: OrderValue) -> RenderableType:
             summary, share = value.replays[name], value.share(name)
             by_size = (summary.mean_wait_s_by_size[size] for size in SIZE_CLASSES)
             waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, *by_size)
-            gain = percent(None if name == TODAY else share)
+            gain = percent(None if name == PLAIN else share)
             cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
             table.add_row(*cells, style="bold" if name == MODEL else None)
     return table

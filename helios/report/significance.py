@@ -45,10 +45,10 @@ Floats = NDArray[np.float64]
 
 
 def headline(result: WhatIf) -> list[str]:
-    """Return the verdict on the live order, or why there is none."""
+    """Return the verdict on the live order, and the recorded wait."""
     if result.check is not None:
-        return result.check.sentences()
-    return [NOBODY_WAITS if has_no_waits(result) else SINGLE_REPLAY]
+        return [*result.check.sentences(), *result.recorded_sentences()]
+    return [NOBODY_WAITS if has_no_waits(result) else SINGLE_REPLAY, *result.recorded_sentences()]
 
 
 def has_no_waits(result: WhatIf) -> bool:

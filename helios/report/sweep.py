@@ -39,7 +39,7 @@ class SweepRow:
 
     label: str
     figures: Mapping[str, float | None]
-    is_own_order: bool
+    is_plain: bool
     is_oracle: bool
     failed: tuple[str, ...]
 
@@ -50,11 +50,11 @@ class SweepRow:
         ``reasons`` are those of the cells that failed.
         """
         all_figures = [whatif_figures(figures) for figures in found]
-        first: Mapping[str, Any] = found[0] if found else {"label": named, "is_own_order": False, "is_oracle": False}
+        first: Mapping[str, Any] = found[0] if found else {"label": named, "is_plain": False, "is_oracle": False}
         return cls(
             label=first["label"],
             figures={name: _mean([figures[name] for figures in all_figures]) for name in CRITERIA} if found else {},
-            is_own_order=first["is_own_order"],
+            is_plain=first["is_plain"],
             is_oracle=first["is_oracle"],
             failed=tuple(dict.fromkeys(reasons)),
         )
@@ -79,9 +79,9 @@ class Group:
 
     @property
     def baseline(self) -> SweepRow | None:
-        """The replay of what a site has today, else the first replay."""
+        """The replay of plain FIFO + EASY, else the first replay."""
         there = [row for row in self.rows if row.figures]
-        return next((row for row in there if row.is_own_order), there[0] if there else None)
+        return next((row for row in there if row.is_plain), there[0] if there else None)
 
     def best(self, name: str) -> list[SweepRow]:
         """Return the feasible scenarios with the smallest value of a criterion.
@@ -160,7 +160,7 @@ def sweep_tables(found: Sweep) -> RenderableType:
     known = f", {found.known_before:,} of them known before" if found.known_before else ""
     head = (
         f"{escape(found.cluster)}: {found.cells:,} replays{known}. Best of those that can be had: bold; "
-        "(today): what a Slurm site has; ns: no difference to it beyond chance."
+        "(plain): plain FIFO + EASY; ns: no difference to it beyond chance."
     )
     parts: list[RenderableType] = [head]
     if len(found.groups) <= MOST_GROUPS_SHOWN:
@@ -176,9 +176,9 @@ def sweep_tables(found: Sweep) -> RenderableType:
 
 
 def _group_table(group: Group, found: Sweep) -> RenderableType:
-    table = plain_table("Replayed", "Mean wait", "vs today", "p99", "Longest", CRITERIA["mean_wait_large_s"])
+    table = plain_table("Replayed", "Mean wait", "vs plain", "p99", "Longest", CRITERIA["mean_wait_large_s"])
     for row in sorted(group.rows, key=lambda row: (row.is_oracle, not row.figures)):
-        label = escape(f"{row.label} (today)" if row.is_own_order else row.label)
+        label = escape(f"{row.label} (plain)" if row.is_plain else row.label)
         if not row.figures:
             table.add_row(label, "failed", "", "", "", "")
             continue
@@ -232,7 +232,7 @@ def _summary(found: Sweep) -> RenderableType:
 
     Their changes against the baseline, and how often each was the best.
     """
-    heads = ("Mean wait", "vs today", "worst", "Longest, worst", "Best mean in")
+    heads = ("Mean wait", "vs plain", "worst", "Longest, worst", "Best mean in")
     table = plain_table(f"Over all {len(found.groups)} windows and settings", *heads)
     labels = dict.fromkeys(row.label for group in found.groups for row in group.rows if row.figures)
     for label in labels:

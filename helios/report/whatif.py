@@ -28,6 +28,14 @@ POLICY_NAMES = {
     "slurm_otherwise": "Slurm, other settings",
 }
 BACKFILL_NAMES = {"none": "", "skip": " + skip", "easy": " + EASY ({})", "nodes": " + nodes ({})"}
+PLAIN = "plain FIFO + EASY"
+LEAST_RECORDED = 0.5
+"""Share of jobs with a recorded start from which waits are compared."""
+DIFFERENCE, DIFFERENCE_S = 2.0, 60.0
+"""Ratio and difference, s, of recorded and replayed mean waits beyond which a replay is not what the site has.
+
+Orders are compared for gains of a third to a half, which a baseline that is off by two hides.
+"""
 
 SAME = 0.02
 """Relative difference of waits below which nothing is called different."""
@@ -98,12 +106,17 @@ class Run:
 
     @property
     def is_own_order(self) -> bool:
-        """Whether it is what a Slurm site has today.
+        """Whether it is what the site has today, by its own slurm.conf."""
+        return self.policy == "slurm"
 
-        Its own Slurm, else FIFO with EASY backfill by time limits.
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain FIFO with EASY backfill by time limits.
+
+        Few sites have that alone: priorities, limits and reservations are missing.
         """
         parts = (self.policy, self.backfill, self.estimates, dict(self.options))
-        return self.policy == "slurm" or parts == ("fifo", "easy", "limit", {})
+        return parts == ("fifo", "easy", "limit", {})
 
     @property
     def is_oracle(self) -> bool:
@@ -180,6 +193,30 @@ class JobNames:
     users: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWaits:
+    """Recorded and replayed mean wait of the same jobs, s."""
+
+    jobs: int
+    recorded_s: float
+    replayed_s: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the replay waits another time than the site."""
+        low_s, high_s = sorted((self.recorded_s, self.replayed_s))
+        return high_s - low_s >= DIFFERENCE_S and high_s > DIFFERENCE * low_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "jobs": self.jobs,
+            "mean_wait_s": self.recorded_s,
+            "replayed_mean_wait_s": self.replayed_s,
+            "differs": self.differs,
+        }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WhatIf:
     """Replays of one window of one cluster's history.
@@ -200,6 +237,8 @@ class WhatIf:
         The verdict on the live order, over draws. None where there is only this one replay.
     live : mapping, optional
         Parts of a replay, as :func:`scenario_label` takes them, that are the site's live setting. None where not asked.
+    recorded_wait_s : float array of shape (jobs,), optional
+        Recorded wait of each job, s, NaN where unknown.
     capacity : ClusterCapacity, optional
         Size of the cluster, and how it is known. None where no command asked for it.
     interrupted : bool
@@ -216,6 +255,7 @@ class WhatIf:
     named: JobNames | None = None
     check: OrderCheck | None = None
     live: Mapping[str, Any] | None = None
+    recorded_wait_s: NDArray[np.float64] | None = None
     capacity: ClusterCapacity | None = None
     interrupted: bool = False
 
@@ -224,14 +264,16 @@ class WhatIf:
         return self.live is not None and all(getattr(run, name) == part for name, part in self.live.items())
 
     def label_in_table(self, run: Run) -> str:
-        """Return the label of a replay, with whether it is today's or live."""
-        today = " (today)" if run is self.baseline and run.is_own_order else ""
-        return f"{run.label}{today}{' (live)' if self.is_live(run) else ''}"
+        """Return the label of a replay with its marks."""
+        marks = {" (today)": run.is_own_order, " (plain)": run.is_plain, " (live)": self.is_live(run)}
+        return run.label + "".join(mark for mark, holds in marks.items() if holds)
 
     @property
     def baseline(self) -> Run:
-        """The replay of what a Slurm site has today, else the first replay."""
-        return next((run for run in self.runs if run.is_own_order), self.runs[0])
+        """The replay that the others are compared with."""
+        today = [run for run in self.runs if run.is_own_order]
+        plain = [run for run in self.runs if run.is_plain]
+        return [*today, *plain, *self.runs][0]
 
     @property
     def feasible(self) -> list[Run]:
@@ -258,9 +300,44 @@ class WhatIf:
     def reference(self) -> str:
         """Name of the baseline within a sentence.
 
-        ``today``, or the first replay's label.
+        ``today``, ``plain FIFO + EASY``, or the first replay's label.
         """
-        return "today" if self.baseline.is_own_order else self.baseline.label
+        if self.baseline.is_own_order:
+            return "today"
+        return PLAIN if self.baseline.is_plain else self.baseline.label
+
+    @property
+    def recorded(self) -> RecordedWaits | None:
+        """Recorded waits beside those of the baseline.
+
+        None where too few starts are known.
+        """
+        if self.recorded_wait_s is None:
+            return None
+        known = np.isfinite(self.recorded_wait_s)
+        if known.mean() < LEAST_RECORDED:
+            return None
+        return RecordedWaits(
+            jobs=int(known.sum()),
+            recorded_s=float(self.recorded_wait_s[known].mean()),
+            replayed_s=float(self.baseline.wait_s[known].mean()),
+        )
+
+    def recorded_sentences(self) -> list[str]:
+        """Return the recorded mean wait beside the replayed.
+
+        With a warning where they differ.
+        """
+        found, baseline = self.recorded, self.baseline
+        if found is None or not baseline.is_plain:
+            return []
+        waits = f"{duration_in_words(found.replayed_s)} where {duration_in_words(found.recorded_s)} was recorded"
+        if not found.differs:
+            return [f"The mean wait under {PLAIN} is {waits}."]
+        return [
+            f"Not what this site has: the mean wait under {PLAIN} is {waits}. Gains against the replay are no gains at "
+            "the site. Its own rules are replayed by: helios whatif slurm"
+        ]
 
     @property
     def unit(self) -> str:
@@ -290,6 +367,7 @@ class WhatIf:
             "from": first.isoformat(),
             "to": last.isoformat(),
             "notes": list(self.notes),
+            "recorded_wait": None if self.recorded is None else self.recorded.to_json(),
             "order_check": None if self.check is None else self.check.to_json(),
             "runs": [run.to_json() | ({"live": True} if self.is_live(run) else {}) for run in self.runs],
         }

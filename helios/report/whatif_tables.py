@@ -20,7 +20,7 @@ MIDDLE = 72
 def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
     """Compare the replays of a what-if.
 
-    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do.
+    The verdict comes first; then the baseline, what the site could have, and what no live Slurm can do.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
         the longest wait.
     """
     baseline, feasible = result.baseline, result.feasible
-    against = "vs today" if baseline.is_own_order else "vs 1st"
+    against = "vs today" if baseline.is_own_order else "vs plain" if baseline.is_plain else "vs 1st"
     heads = ["Replayed", "Mean wait", "Longest"]
     heads += [against, "p99", *SIZE_HEADS.values()] if width >= MIDDLE else []
     table = plain_table(*heads)

@@ -7,7 +7,7 @@ save energy is in service, because Slurm wakes it for a job.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from helios.errors import HostlistInvalid
 from helios.metrics.blocks import local_edges, mean_levels
+from helios.metrics.capacity import LEAST_AT_ONCE, LEAST_PLACED, WHOLE, connected, most_in_groups
 from helios.metrics.history import MISSING, NEVER_S, Flags, StudyHistory
 from helios.metrics.node_usage import BusyIntervals, whole_seconds
 from helios.metrics.queue import Weights
 from helios.model.nodes import expand
 from helios.units import count_in_words
 
-LEAST_PLACED = 0.9
-"""Smallest share of hours with known nodes for a history whose nodes count as known."""
 OUT_OF_SERVICE = frozenset(
     {
         *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "MAINT", "UNKNOWN", "FUTURE"),
@@ -32,17 +31,9 @@ OUT_OF_SERVICE = frozenset(
 )
 """Words of a Slurm node state (slurm.h ``enum node_states`` and flags) in which a node takes no jobs."""
 POOL_NAMES = frozenset({"all", "*"})
-WHOLE = "all"
-"""Name of the pool of a history without partitions."""
 NO_PARTITION = "no partition"
 ROLLING_DAYS = 28
 """Days over which the most in use stands for the capacity, half before and half after a day."""
-LEAST_AT_ONCE = 0.6
-"""Share of the sum of the most in each partition that has to be in use at once, or they are taken to share nodes.
-
-Virtual clusters of nodes of their own reach .9 where they are busy (Earth, May 2020), queues of one machine .15 (SDSC
-BLUE).
-"""
 LEAST_EXCESS = 0.005
 """Share of the capacity by which use has to exceed it on a day to be told."""
 _MOST_NAMED = 5
@@ -113,7 +104,7 @@ def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
     """
     held = (history.size[placement.job] * placement.share).astype(np.float64)
     begins_s, ends_s = history.started_s[placement.job], np.minimum(history.ended_s[placement.job], history.end_s)
-    most = _peak_of_each(placement.node, begins_s, ends_s, held, len(placement.names))
+    most = most_in_groups(placement.node, begins_s, ends_s, held, len(placement.names))
     partition = history.partition.code[placement.job]
     pairs = np.unique(np.column_stack([placement.node, partition]), axis=0)
     names = np.array(placement.names, dtype=object)
@@ -129,27 +120,6 @@ def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
             "memory_mib": np.nan,
         }
     )
-
-
-def _peak_of_each(
-    group: NDArray[np.int64],
-    begins_s: NDArray[np.int64],
-    ends_s: NDArray[np.int64],
-    held: NDArray[np.float64],
-    n_groups: int,
-) -> NDArray[np.float64]:
-    """Return the most that was held at once in each group."""
-    some = ends_s > begins_s
-    group, begins_s, ends_s, held = group[some], begins_s[some], ends_s[some], held[some]
-    at_s, event_group = np.concatenate([ends_s, begins_s]), np.concatenate([group, group])
-    change = np.concatenate([-held, held])
-    # Ends come before starts of the same moment.
-    order = np.lexsort((change, at_s, event_group))
-    level, event_group = np.cumsum(change[order]), event_group[order]
-    peak = np.zeros(n_groups)
-    # Every group ends at the level it began with, 0, so that one running sum serves all.
-    np.maximum.at(peak, event_group, level)
-    return np.maximum(peak, 0.0)
 
 
 def _expanded(text: str) -> tuple[str, ...]:
@@ -354,7 +324,7 @@ def _from_nodes(
         table = pd.concat([table, gone], ignore_index=True) if added else table
     if added:
         notes.append(f"{count_in_words(added, 'node')} that jobs ran on and the cluster no longer has were added.")
-    pool_name = _connected(zip(table["name"], table["partition"].astype(str), strict=True))
+    pool_name = connected(zip(table["name"], table["partition"].astype(str), strict=True))
     pools = tuple(sorted(set(pool_name.values())))
     number = {partition: pools.index(name) for partition, name in pool_name.items()}
     one = table.drop_duplicates("name").reset_index(drop=True)
@@ -399,25 +369,6 @@ def _from_nodes(
         nodes=shapes,
         placement=placement,
     )
-
-
-def _connected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the pool of each partition, from pairs of node and partition."""
-    leader = dict[str, str]()
-
-    def first(partition: str) -> str:
-        while leader[partition] != partition:
-            partition = leader[partition]
-        return partition
-
-    of_node = dict[str, str]()
-    for node, partition in pairs:
-        leader.setdefault(partition, partition)
-        leader[first(of_node.setdefault(node, partition))] = first(partition)
-    members = dict[str, list[str]]()
-    for partition in sorted(leader):
-        members.setdefault(first(partition), []).append(partition)
-    return {partition: ",".join(members[first(partition)]) for partition in leader}
 
 
 def _out_of_service(

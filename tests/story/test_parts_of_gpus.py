@@ -192,7 +192,7 @@ def test_a_study_counts_parts_of_gpus_as_used(helios: Helios, days: Path) -> Non
 def test_a_model_is_judged_by_replays_in_parts_of_gpus(helios: Helios, days: Path) -> None:
     until = ("--train-until", "2020-01-04")
     value = helios("model", "evaluate", "--trace", days, *until, *NODE, "--json").json["value"]
-    assert value["replays"]["today"]["mean_wait_s"] == 4 * (HOUR_S / 2) / 12
+    assert value["replays"]["fifo"]["mean_wait_s"] == 4 * (HOUR_S / 2) / 12
 
 
 def test_energy_is_of_the_parts_of_gpus_in_use(helios: Helios, days: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_waits_is_predicted_again_as_often_as_is_said(site: Helios) -> None
 def test_without_a_name_the_configured_services_are_simulated_onto_a_page(site: Helios, tmp_path: Path) -> None:
     page = tmp_path / "rehearsal.html"
     answer = site(*REHEARSE, "--every", "1h", "--report", page)
-    assert "FIFO + EASY (limit) (today)" in answer.out
+    assert "FIFO + EASY (limit) (plain)" in answer.out
     assert "qssf" in answer.out
     assert "<svg" in page.read_text()
 

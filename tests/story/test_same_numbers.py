@@ -96,5 +96,6 @@ def test_commands_name_the_same_capacity(answers: dict[str, dict[str, Answer]], 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_survivors_of_an_export_are_named_in_one_line(answers: dict[str, dict[str, Answer]], name: str) -> None:
-    said = " ".join(answers["nodes.txt"][name].err.split())
+    answer = answers["nodes.txt"][name]
+    said = " ".join(f"{answer.out} {answer.err}".split())
     assert "4 jobs submitted before, from 2026-01-31 on, are not counted" in said

@@ -32,8 +32,8 @@ def test_the_causes_of_a_wait_add_up_under_two_orders(site: Helios) -> None:
     assert answer["job_id"] == some
     chosen, today = answer["replay"]["starts"]
     assert sum(interval["length_s"] for interval in answer["replay"]["intervals"]) == chosen["wait_s"]
-    assert today["label"] == "FIFO + EASY (limit) (today)"
-    assert "FIFO + EASY (limit) (today)" in site("whatif", "explain", some, *REPLAY).out
+    assert today["label"] == "FIFO + EASY (limit) (plain)"
+    assert "FIFO + EASY (limit) (plain)" in site("whatif", "explain", some, *REPLAY).out
 
 
 def test_why_and_a_replay_explain_a_job_in_the_same_words(site: Helios) -> None:

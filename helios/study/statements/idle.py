@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.blocks import WEEK_HOURS, Finding, unknown_finding
+from helios.metrics.capacity import LEAST_PLACED
 from helios.metrics.history import NEVER_S, Floats, Seconds, StudyHistory
-from helios.study.capacity import LEAST_PLACED, Capacity, HeldNodes, NodeShapes
+from helios.study.capacity import Capacity, HeldNodes, NodeShapes
 from helios.units import HOUR_S
 
 IDLE, WAITING, SAME_POOL, OWN, BEHIND_OLDEST, LENT, SENT, UNUSABLE = range(8)

@@ -43,7 +43,7 @@ def crowded() -> OrderValue:
 
 def test_good_predictions_realise_most_of_what_true_run_times_would(crowded: OrderValue) -> None:
     assert crowded.share("model") == pytest.approx(1.0, abs=0.15)
-    assert crowded.share("today") == 0
+    assert crowded.share("fifo") == 0
     assert crowded.share("oracle") == 1
 
 
@@ -87,7 +87,7 @@ def test_a_machine_on_which_nobody_waits_gains_nothing() -> None:
 
 def test_the_share_is_of_the_gain_in_mean_wait(crowded: OrderValue) -> None:
     wait = {name: summary.mean_wait_s for name, summary in crowded.replays.items()}
-    expected = (wait["today"] - wait["user_last"]) / (wait["today"] - wait["oracle"])
+    expected = (wait["fifo"] - wait["user_last"]) / (wait["fifo"] - wait["oracle"])
     assert crowded.to_json()["replays"]["user_last"]["share_of_oracle_gain"] == pytest.approx(expected)
 
 
@@ -103,5 +103,5 @@ def test_jobs_larger_than_the_machine_are_left_out_and_said_to_be() -> None:
     history = a_history()
     history.jobs.loc[history.jobs.index[-1], "gpus"] = 64
     value = asked(history)
-    assert value.replays["today"].jobs == 269
+    assert value.replays["fifo"].jobs == 269
     assert any("larger" in note for note in value.notes)

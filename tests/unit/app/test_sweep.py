@@ -180,7 +180,7 @@ def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHisto
 def test_the_order_of_today_is_no_bounded_first_come_first_served(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
     rows = swept(history, tmp_path, plan).groups[0].rows
-    assert [row.label for row in rows if row.is_own_order] == ["FIFO + EASY (limit)"]
+    assert [row.label for row in rows if row.is_plain] == ["FIFO + EASY (limit)"]
     assert "FIFO + EASY (limit), patience 1 h" in [row.label for row in rows]
 
 
@@ -354,7 +354,7 @@ def test_the_best_are_told_beside_the_controls(history: LoadedHistory, tmp_path:
     aged = "bound_share 0.9, large_divisor 4, wait_share 0.5"
     assert {row.label for row in group.best("mean_wait_s")} == {f"Fewest GPUs + EASY (limit), {aged}"}
     text = table_of(found)
-    assert "FIFO + EASY (limit) (today)" in text
+    assert "FIFO + EASY (limit) (plain)" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -368,7 +368,7 @@ def test_settings_that_differ_are_told_in_words(history: LoadedHistory, tmp_path
 def test_an_oracle_is_never_the_best() -> None:
     def a_row(label: str, wait_s: float, *, oracle: bool = False) -> SweepRow:
         figures = dict.fromkeys(CRITERIA, wait_s)
-        return SweepRow(label=label, figures=figures, is_own_order=False, is_oracle=oracle, failed=())
+        return SweepRow(label=label, figures=figures, is_plain=False, is_oracle=oracle, failed=())
 
     rows = (a_row("FIFO", 20.0), a_row("SJF true", 5.0, oracle=True), a_row("QSSF predicted", 10.0))
     group = Group(about={}, rows=rows, differences=None)

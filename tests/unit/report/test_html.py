@@ -83,7 +83,7 @@ def test_a_page_of_one_replay_in_which_nobody_waits_can_be_drawn() -> None:
 
 def test_what_a_site_has_today_comes_first_wherever_it_was_replayed() -> None:
     page = render_whatif(a_what_if(fewest_gpus([1, 2]), a_run([3, 4])))
-    assert page.index("FIFO + EASY (limit) (today)") < page.index("<td>Fewest GPUs")
+    assert page.index("FIFO + EASY (limit) (plain)") < page.index("<td>Fewest GPUs")
 
 
 def test_a_first_replay_that_no_site_has_is_not_called_today_s() -> None:

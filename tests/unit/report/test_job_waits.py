@@ -51,7 +51,7 @@ def an_explanation(*intervals: WaitInterval, **overrides: Any) -> JobExplanation
     replay = ReplayedWait(
         **{
             "unit": "GPU",
-            "starts": (ReplayedStart(label="FIFO + EASY (limit) (today)", started_at=after(wait_s), wait_s=wait_s),),
+            "starts": (ReplayedStart(label="FIFO + EASY (limit) (plain)", started_at=after(wait_s), wait_s=wait_s),),
             "believed_s": None,
             "planned_s": 86_400.0,
             "planned_by": "limit",

@@ -45,7 +45,7 @@ def test_a_comparison_fits_the_terminal_without_a_figure_broken(width: int) -> N
 def test_today_comes_first_and_the_oracles_last() -> None:
     result = a_what_if(an_oracle([1]), fewest_gpus([2]), a_run([3]))
     lines = printed(whatif_table(result, width=160), width=160)
-    places = [lines.index(row_of(name, lines)) for name in ("FIFO + EASY (limit) (today)", "Fewest", "QSSF true")]
+    places = [lines.index(row_of(name, lines)) for name in ("FIFO + EASY (limit) (plain)", "Fewest", "QSSF true")]
     assert places == sorted(places)
 
 

@@ -1,7 +1,9 @@
 import json
 from dataclasses import replace
 
-from helios.report.significance import propose_scenario
+import numpy as np
+
+from helios.report.significance import headline, propose_scenario
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 PUBLISHED = {
@@ -11,7 +13,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def test_the_baseline_is_what_a_site_has_today_wherever_it_was_replayed() -> None:
+def test_the_baseline_is_plain_fifo_wherever_it_was_replayed() -> None:
     today = a_run([1])
     assert a_what_if(fewest_gpus([1]), today).baseline is today
 
@@ -20,7 +22,7 @@ def test_without_it_the_first_replay_is_the_baseline() -> None:
     first = a_run([1], backfill="none", estimates=None)
     result = a_what_if(first, qssf([1]))
     assert result.baseline is first
-    assert not first.is_own_order
+    assert not first.is_plain
 
 
 def test_the_live_setting_is_marked_in_tables_and_json_and_explained() -> None:
@@ -29,7 +31,7 @@ def test_the_live_setting_is_marked_in_tables_and_json_and_explained() -> None:
     result = replace(a_what_if(today, shorter, live), live=parts)
     labels = [result.label_in_table(run) for run in result.runs]
     assert [label.endswith(" (live)") for label in labels] == [False, False, True]
-    assert labels[0].endswith(" (today)")
+    assert labels[0].endswith(" (plain)")
     assert [run.get("live", False) for run in result.to_json()["runs"]] == [False, False, True]
     assert propose_scenario(result) is live
 
@@ -58,6 +60,8 @@ def test_the_json_has_the_published_keys_and_no_job() -> None:
         "nodes",
         "gpus_per_node",
         "resource",
+        "capacity",
+        "recorded_wait",
         "from",
         "to",
         "notes",
@@ -69,3 +73,22 @@ def test_the_json_has_the_published_keys_and_no_job() -> None:
 def test_a_cluster_s_size_is_told_in_words() -> None:
     assert a_what_if(a_run([1]), partitions={"a": 1000, "b": 24}).size == "1,024 nodes of 8 GPUs"
     assert a_what_if(a_run([1]), partitions={"a": 1}, gpus_per_node=1, resource="cpus").size == "1 node of 1 CPU"
+
+
+def test_a_replay_that_waits_far_longer_than_the_site_is_warned_of() -> None:
+    result = replace(a_what_if(a_run([21_600] * 4), qssf([1] * 4)), recorded_wait_s=np.full(4, 3.0))
+    assert "Not what this site has: the mean wait under plain FIFO + EASY is 6 h where 3 s was recorded" in " ".join(
+        headline(result)
+    )
+    assert result.to_json()["recorded_wait"]["differs"]
+
+
+def test_a_replay_that_waits_as_the_site_did_says_both() -> None:
+    result = replace(a_what_if(a_run([120] * 4), qssf([1] * 4)), recorded_wait_s=np.full(4, 100.0))
+    assert "The mean wait under plain FIFO + EASY is 2 min where 1 min 40 s was recorded." in headline(result)
+
+
+def test_waits_of_few_known_starts_are_not_compared() -> None:
+    recorded_s = np.array([3.0, np.nan, np.nan, np.nan])
+    result = replace(a_what_if(a_run([21_600] * 4), qssf([1] * 4)), recorded_wait_s=recorded_s)
+    assert result.to_json()["recorded_wait"] is None
