@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.explain import LOOK_BACK, explain
 from helios.app.nightly import delete_old_rows
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 CYCLES_A_DAY = 1_440
 ROWS_A_JOB = 12
@@ -40,21 +40,21 @@ def main() -> None:
     arguments.add_argument("--days", type=int, default=365)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        town = Town(Path(name))
-        town.learn()
-        file = town.folder / "helios.db"
+        fake_site = FakeSite(Path(name))
+        fake_site.learn()
+        file = fake_site.folder / "helios.db"
         empty = file.stat().st_size
-        number = fill(file, days=given.days, rows=given.rows, until=town.cluster.now)
-        job = town.cluster.submit(user="alice", job_id=str(number // ROWS_A_JOB))
-        grown = sum(part.stat().st_size for part in town.folder.glob("helios.db*")) - empty
+        number = fill(file, days=given.days, rows=given.rows, until=fake_site.cluster.now)
+        job = fake_site.cluster.submit(user="alice", job_id=str(number // ROWS_A_JOB))
+        grown = sum(part.stat().st_size for part in fake_site.folder.glob("helios.db*")) - empty
         print(f"{number:,} rows, {grown / 2**30:.2f} GiB, {grown / number:.0f} bytes a row with their indexes")
-        told("helios why of a pending job, whole", lambda: explain(town.cycles, job))
-        told("  of that the audit, by the job", lambda: by_target(town, job))
-        told("  before: 60 days of the audit read", lambda: as_once(town, job))
-        later = town.cluster.now + timedelta(days=36)
+        told("helios why of a pending job, whole", lambda: explain(fake_site.cycles, job))
+        told("  of that the audit, by the job", lambda: by_target(fake_site, job))
+        told("  before: 60 days of the audit read", lambda: as_once(fake_site, job))
+        later = fake_site.cluster.now + timedelta(days=36)
         told(
             "a night that deletes one day",
-            lambda: delete_old_rows(town.url, "dev", town.settings.retention, now=later),
+            lambda: delete_old_rows(fake_site.url, "dev", fake_site.settings.retention, now=later),
         )
         print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
 
@@ -75,16 +75,16 @@ def fill(file: Path, *, days: int, rows: int, until: datetime) -> int:
     return cycles * rows
 
 
-def by_target(town: Town, job: str) -> int:
+def by_target(fake_site: FakeSite, job: str) -> int:
     """Return how many decisions are about a job, as ``why`` finds them."""
-    with town.warehouse() as warehouse:
-        return len(warehouse.decisions_about("dev", job, since=town.cluster.now - LOOK_BACK))
+    with fake_site.warehouse() as warehouse:
+        return len(warehouse.decisions_about("dev", job, since=fake_site.cluster.now - LOOK_BACK))
 
 
-def as_once(town: Town, job: str) -> int:
+def as_once(fake_site: FakeSite, job: str) -> int:
     """Return the same as ``why`` found them before: all of 60 days read, then the job's taken out."""
-    with town.warehouse() as warehouse:
-        decisions = warehouse.decisions("dev", since=town.cluster.now - LOOK_BACK)
+    with fake_site.warehouse() as warehouse:
+        decisions = warehouse.decisions("dev", since=fake_site.cluster.now - LOOK_BACK)
     return int((decisions["target"] == job).sum())
 
 

@@ -28,7 +28,7 @@ from helios.app.nightly import delete_old_rows
 from helios.control import ServiceMode
 from helios.model import Mode
 from tests.builders import a_batch, a_job
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 PENDING = 30
 GPUS = 8
@@ -58,8 +58,8 @@ class Reading:
 class Crowd:
     """People who keep the queue of a small cluster at ``PENDING`` jobs."""
 
-    def __init__(self, town: Town, *, seed: int = 0) -> None:
-        self._town, self._random = town, np.random.default_rng(seed)
+    def __init__(self, fake_site: FakeSite, *, seed: int = 0) -> None:
+        self._town, self._random = fake_site, np.random.default_rng(seed)
         self._ends: dict[str, tuple[float, str, float]] = {}
         self._runs: dict[str, tuple[str, float]] = {}
         self._loaded = 0
@@ -101,35 +101,35 @@ def take_cycles(
     folder: Path, *, cycles: int, step: timedelta, mode: Mode, every: int, tell: Callable[[Reading], None]
 ) -> list[Reading]:
     """Take cycles in ``folder`` and return what was measured after each ``every`` of them."""
-    town = Town(folder, history={"jobs_for_predictions": 1_000})
-    modes, crowd, read = {"qssf": ServiceMode(mode=mode)}, Crowd(town), []
-    night = town.cluster.now + DAY
+    fake_site = FakeSite(folder, history={"jobs_for_predictions": 1_000})
+    modes, crowd, read = {"qssf": ServiceMode(mode=mode)}, Crowd(fake_site), []
+    night = fake_site.cluster.now + DAY
     for cycle in range(1, cycles + 1):
         crowd.step(step)
         if cycle % 10 == 1 or step >= timedelta(minutes=5):
-            town.read()
-        town.cycles.cycle(modes=modes)
-        town.cluster.applied.clear()  # the fake remembers all that it was ever asked
-        if town.cluster.now >= night:
-            delete_old_rows(town.url, "dev", town.settings.retention, now=town.cluster.now)
+            fake_site.read()
+        fake_site.cycles.cycle(modes=modes)
+        fake_site.cluster.applied.clear()  # the fake remembers all that it was ever asked
+        if fake_site.cluster.now >= night:
+            delete_old_rows(fake_site.url, "dev", fake_site.settings.retention, now=fake_site.cluster.now)
             night += DAY
         if cycle % every == 0:
-            read.append(measured(town, cycle))
+            read.append(measured(fake_site, cycle))
             tell(read[-1])
     return read
 
 
-def measured(town: Town, cycles: int) -> Reading:
+def measured(fake_site: FakeSite, cycles: int) -> Reading:
     """Measure now."""
     gc.collect()
-    with closing(sqlite3.connect(town.folder / "helios.db")) as raw:
+    with closing(sqlite3.connect(fake_site.folder / "helios.db")) as raw:
         decisions = raw.execute("SELECT count(*) FROM decisions").fetchone()[0]
     return Reading(
         cycles=cycles,
         resident=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
         open_files=len(list(Path("/proc/self/fd").iterdir())),
-        state_files=sum(len(files) for _, _, files in os.walk(town.settings.control.state_folder)),
-        database=sum(file.stat().st_size for file in town.folder.glob("helios.db*")),
+        state_files=sum(len(files) for _, _, files in os.walk(fake_site.settings.control.state_folder)),
+        database=sum(file.stat().st_size for file in fake_site.folder.glob("helios.db*")),
         decisions=decisions,
         cpu_s=time.process_time(),
     )
@@ -157,7 +157,7 @@ def main() -> None:
 
 def what_the_audit_holds(folder: Path) -> None:
     """Print the kinds of rows of the audit, the commonest first."""
-    with Town(folder).warehouse() as warehouse:
+    with FakeSite(folder).warehouse() as warehouse:
         rows = warehouse.decisions("dev")
     outcome = rows["outcome"].astype("str").str.split(":").str[0]
     kinds = rows["action"].astype("str") + " " + rows["mode"].astype("str") + " " + outcome

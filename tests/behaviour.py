@@ -78,7 +78,7 @@ from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
 from tests.run_times import in_columns
 from tests.traces import TRACES
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 from tests.unit.control.table import Says
 
 REPOSITORY = Path(__file__).parents[1]
@@ -1267,7 +1267,7 @@ def site_story(folder: Path) -> Iterator[Json]:
     """Take cycles of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
     folder.mkdir()
     rng = np.random.default_rng(5)
-    site = Town(folder, services={"qssf": {}, "soft_limits": {}})
+    site = FakeSite(folder, services={"qssf": {}, "soft_limits": {}})
     site.learn(jobs=60)
     modes = {"qssf": ServiceMode(mode=Mode.ACTIVE), "soft_limits": ServiceMode(mode=Mode.SHADOW)}
     running: list[str] = []

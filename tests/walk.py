@@ -26,7 +26,7 @@ from helios.control import ServiceMode
 from helios.control.cycle import Cycle
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.model import Mode
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 PACKAGE = Path(helios.__file__).parent
 MODES = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
@@ -62,7 +62,7 @@ def profile(found: set[CodeType]) -> Iterator[None]:
 
 def walk(folder: Path) -> Counter[str]:
     """Return the number of executed functions by module, comprehensions and lambdas not counted."""
-    site = Town(folder, services={"qssf": {}})
+    site = FakeSite(folder, services={"qssf": {}})
     site.learn(jobs=60)
     site.put_promoted()
     found: set[CodeType] = set()

@@ -42,6 +42,7 @@ from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUn
 from helios.model import Mode, Snapshot
 from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
+from helios.report.nodes import SpareNodes
 from helios.warehouse import Warehouse
 from helios.warehouse.revisions import LIVE_SOURCE
 
@@ -178,6 +179,8 @@ class NodeCycleSummary(DomainSummary):
         Why nothing is powered down until a person clears it; empty where power-down is allowed.
     quarantined : int
         Nodes that failed to wake and are left alone until a person clears them.
+    spare : SpareNodes, optional
+        Rules by which nodes stay awake, and what came of them. None where no service has one.
     """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -187,6 +190,7 @@ class NodeCycleSummary(DomainSummary):
     weighed: int = 0
     protected: str = ""
     quarantined: int = 0
+    spare: SpareNodes | None = None
 
     @property
     def acted(self) -> int:

@@ -61,8 +61,9 @@ from helios.control import (
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
-from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePower, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePower, NodeUse, Snapshot
 from helios.ports import NodeCluster
+from helios.report.nodes import PoolRule, SpareNodes
 from helios.services.registry import installed
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
@@ -323,6 +324,7 @@ class NodeController(Controller[NodeControllerState]):
     ) -> None:
         super().__init__(site, settings, clock=clock)
         self._use: NodeUseRecord | None = None
+        self._seen_use: NodeUse | None = None
         self._defect = ""
         self._synchronous = synchronous
         self._tallied_at: datetime | None = None
@@ -398,6 +400,7 @@ class NodeController(Controller[NodeControllerState]):
             weighed=len(report.weighed),
             protected=report.protected,
             quarantined=len(report.memory.quarantined),
+            spare=self.spare_nodes(report.memory),
             lease_held=report.leads,
             **self.summary_fields(report, modes, report.memory.cycle, began_s=began),
         )
@@ -486,6 +489,7 @@ class NodeController(Controller[NodeControllerState]):
             expected = self._use(snapshot)
             if expected.use is None:
                 raise UseUnknown(self._use.why_not)
+            self._seen_use = expected.use
             return expected
         except HeliosError:
             raise
@@ -494,6 +498,33 @@ class NodeController(Controller[NodeControllerState]):
                 _log.exception("the use of nodes could not be counted, so that no node is put to sleep")
             self._defect = str(defect)
             raise UseUnknown(f"{type(defect).__name__}: {defect}") from defect
+
+    def spare_nodes(self, memory: NodeControllerState) -> SpareNodes | None:
+        """Return the rules of the last decision, and what came of them.
+
+        None where no service has one.
+        """
+        service = next((each for each in self.services.values() if getattr(each, "choices", None)), None)
+        if service is None:
+            return None
+        submissions = {} if self._seen_use is None else self._seen_use.submissions
+        delayed = Counter(submission.partition(" ")[2] for submission in memory.delayed)
+        rules = (
+            PoolRule(
+                pool=pool,
+                spare=choice.rule.spare,
+                memory_s=choice.rule.memory_s,
+                reason=choice.reason,
+                submissions=submissions.get(pool, 0),
+                delayed=delayed[pool],
+            )
+            for pool, choice in getattr(service, "choices", {}).items()
+        )
+        return SpareNodes(
+            rules=tuple(rules),
+            accepted=getattr(service, "options").delayed_submissions,  # noqa: B009 - a Service has no options
+            cycles={node: len(times) for node, times in memory.slept.items() if times},
+        )
 
     def _undo(self, undo: Undo) -> None:
         file = self.folder / UNDO_FILE

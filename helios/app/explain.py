@@ -487,6 +487,14 @@ def node_status(cycles: NodeController) -> NodeStatus:
     """
     snapshot, applied_changes, memory = cycles.nodes.snapshot(), _applied_changes(cycles), cycles.remembered()
     nodes, applied = observed_nodes(snapshot), AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES)
+    use_unknown = ""
+    if cycles.services:
+        try:
+            expected = cycles.expect(snapshot)
+            for service in cycles.services.values():
+                service.decide(expected)
+        except HeliosError as error:
+            use_unknown = " ".join(filter(None, [error.message, error.hint]))
     return NodeStatus(
         taken_at=snapshot.taken_at,
         pools=service_tallies(nodes, at=snapshot.taken_at, by_helios=count_asleep_by_helios(nodes, applied), wanted={}),
@@ -496,6 +504,8 @@ def node_status(cycles: NodeController) -> NodeStatus:
         cannot="" if snapshot.power is None else snapshot.power.why_not,
         kept_awake="" if snapshot.power is None else snapshot.power.keep_awake_meaning,
         paused=str(cycles.pause() or ""),
+        spare=cycles.spare_nodes(memory),
+        use_unknown=use_unknown,
     )
 
 

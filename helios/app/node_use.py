@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -63,6 +63,7 @@ class NodeUseRecord:
         self._counted_as: object = None
         self._past: dict[str, PoolUse] = {}
         self._past_ended_s: int | None = None
+        self._submissions: dict[str, int] = {}
         self._zone = ZoneInfo("UTC")
         self._forecast: NodeForecast | None = None
         self._forecasts: NodeForecasts | None = None
@@ -91,6 +92,7 @@ class NodeUseRecord:
             recent=_use_since(since_s, _joined(self._recent, running), snapshot, places, now_s),
             past=self._past,
             energy=self._settings.energy.model_dump(exclude_unset=True),
+            submissions=self._submissions,
         )
         return replace(snapshot, use=use, forecast=self._forecast_of(use))
 
@@ -133,6 +135,12 @@ class NodeUseRecord:
             self._counted_as, self._past_ended_s, is_new = (midnight, places.pool_of), end_s, True
         if is_new:
             self._recent = self._ended_since(warehouse, min(midnight, now - timedelta(seconds=RECENT_S)))
+            week = warehouse.jobs(self._cluster, since=now - timedelta(days=7), columns=JOB_COLUMNS)
+            minute = whole_seconds(week["submitted_at"], otherwise=0) // CHECK_S
+            pool = places.of_jobs(week["node_list"])
+            self._submissions = {
+                name: len(np.unique(minute[pool == number])) for number, name in enumerate(places.pools)
+            }
             self._read_as = edition
 
     def _ended_since(self, warehouse: Warehouse, since: datetime, *, until: datetime | None = None) -> pd.DataFrame:
@@ -170,6 +178,12 @@ class _Places:
         group = {name: number[pool] for name, pool in self.pool_of if not only_serving or name in self.serving}
         return np.array([group.get(name, -1) for name in names], dtype=np.int64)
 
+    def of_jobs(self, node_lists: pd.Series[Any]) -> NDArray[np.int64]:
+        """Return the position of the pool of each job's first node, -1 for none."""
+        lists = node_lists.astype("category")
+        first = tuple(next(iter(expand(str(text))), "") for text in lists.cat.categories)
+        return np.append(self.groups(first), -1)[lists.cat.codes.to_numpy()]
+
 
 def past_use(
     jobs: pd.DataFrame, places: _Places, covered: pd.DataFrame, *, begin_s: int, end_s: int
@@ -196,9 +210,7 @@ def past_use(
     has_holes = _has_holes(submitted_s, ended_s, covered, begin_s=begin_s, end_s=end_s)
     held = busy_intervals(jobs, until_s=end_s).merged()
     group, sizes = places.groups(held.names), pd.Series([pool for _, pool in places.pool_of]).value_counts()
-    lists = jobs["node_list"].astype("category")
-    first = tuple(next(iter(expand(str(text))), "") for text in lists.cat.categories)
-    group_of_job = np.append(places.groups(first), -1)[lists.cat.codes.to_numpy()]
+    group_of_job = places.of_jobs(jobs["node_list"])
     uses = {}
     for number, pool in enumerate(places.pools):
         at_s, in_use = _changes(held, group[held.node] == number)

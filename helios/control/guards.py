@@ -220,7 +220,7 @@ def bound_power_changes(
 ) -> tuple[dict[str, list[Change[str]]], dict[str, list[NodeOutcome]]]:
     """Divide changes of nodes into those within a budget and the others.
 
-    Wakes of all services come before any sleep. Replays use it as live cycles do.
+    Wakes of all services come before any sleep. It is pure, so that replays can bound changes as a live cycle does.
 
     Parameters
     ----------

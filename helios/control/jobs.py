@@ -529,7 +529,10 @@ def _implies_no_change(requested: RequestedChanges[float] | None, key: Key, job:
 
 
 def _reverts(reversions: Iterable[Reversion]) -> list[Change[float]]:
-    """Return the changes that revert, those with the same setting and reason side by side."""
+    """Return the changes that revert.
+
+    Those with the same setting and reason stand side by side.
+    """
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for reversion in reversions:
         grouped.setdefault((JobSetting(reversion.key[0]), reversion.why), []).append(reversion.key[1])

@@ -65,6 +65,7 @@ from helios.control.observed import (
     AppliedChanges,
     ObservedNode,
     Undo,
+    delayed_submissions,
     nodes_wanted,
     observed_nodes,
     partitions_wanted,
@@ -175,9 +176,10 @@ class NodeDomain:
         cycle.audit.notes.extend(update.notes)
         if update.memory.protected:
             cycle.audit.notes.append(f"{update.memory.protected}; to end it: helios power clear")
-        self.activity.memory = update.memory
+        delayed = delayed_submissions(context.snapshot, context.nodes)
+        self.activity.memory = update.memory.with_delayed(delayed, context.snapshot.taken_at)
         cycle.applied = cycle.known = update.applied
-        self._context = replace(context, memory=update.memory, applied=update.applied)
+        self._context = replace(context, memory=self.activity.memory, applied=update.applied)
         return reasons
 
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
@@ -686,7 +688,10 @@ def _is_applied(row: AppliedChange, node: ObservedNode | None, keep_awake: str |
 
 
 def _reverts(reversions: Iterable[Reversion]) -> list[Change[str]]:
-    """Return the changes that revert, wakes first and those with the same reason side by side."""
+    """Return the changes that revert, wakes first.
+
+    Those with the same setting and reason stand side by side.
+    """
     grouped: dict[tuple[NodeSetting, str], list[Change[str]]] = {}
     for reversion in reversions:
         setting, node = NodeSetting(reversion.key[0]), reversion.key[1]

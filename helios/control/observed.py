@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -256,6 +256,30 @@ def nodes_wanted(snapshot: Snapshot) -> int:
     """Return the nodes that pending jobs wait for at most, as some share them."""
     jobs = _jobs_that_wait(snapshot)
     return int((jobs["nodes"].fillna(1).clip(lower=1) * jobs["tasks"].clip(lower=1)).sum())
+
+
+def delayed_submissions(snapshot: Snapshot, nodes: Mapping[str, ObservedNode]) -> frozenset[str]:
+    """Return the submissions of started jobs that wait for a node to boot.
+
+    A submission is the pool of the node and the minute in which the job was submitted, as text.
+    """
+    waking = {node.name: node.pool for node in nodes.values() if node.holds and node.power is NodePower.WAKING}
+    if not waking:
+        return frozenset()
+    running = snapshot.running
+    minutes = running["submitted_at"].dt.strftime("%Y-%m-%dT%H:%M")
+    return frozenset(
+        f"{minute} {waking[first]}"
+        for minute, text in zip(minutes, _text(running["node_list"]), strict=True)
+        if (first := next((name for name in _expanded(text) if name in waking), ""))
+    )
+
+
+def _expanded(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except HostlistInvalid:
+        return ()
 
 
 def _jobs_that_wait(snapshot: Snapshot) -> pd.DataFrame:

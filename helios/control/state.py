@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -319,6 +319,8 @@ class NodeControllerState(StoredState):
         Time since which nothing is put to sleep; None where nodes may be.
     keep_off : mapping
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
+    delayed : mapping
+        Submissions of the last seven days of which a job had to wait for a node to boot, and when that was first seen.
     """
 
     of: ClassVar[str] = "the nodes"
@@ -331,6 +333,7 @@ class NodeControllerState(StoredState):
     quarantined: StoredQuarantine = field(default_factory=dict)
     protected_at: Time | None = None
     keep_off: Mapping[str, Time] = field(default_factory=dict)
+    delayed: Mapping[str, Time] = field(default_factory=dict)
 
     @property
     def protected(self) -> str:
@@ -371,8 +374,13 @@ class NodeControllerState(StoredState):
             protected_at=failure.at if protects else self.protected_at,
         )
 
+    def with_delayed(self, submissions: Collection[str], at: datetime) -> NodeControllerState:
+        """Return the state after jobs of ``submissions`` were seen to wait for a boot."""
+        new = {submission: at for submission in submissions if submission not in self.delayed}
+        return replace(self, delayed={**self.delayed, **new}) if new else self
+
     def without_old_entries(self, now: datetime) -> NodeControllerState:
-        """Return the state without entries older than a day.
+        """Return the state without entries older than a day, or a week for delays.
 
         Quarantine and protected mode are ended only by a person.
         """
@@ -382,6 +390,7 @@ class NodeControllerState(StoredState):
             slept={node: times for node, times in slept.items() if times},
             failures=tuple(failure for failure in self.failures if now - failure.at < DAY),
             keep_off={node: until for node, until in self.keep_off.items() if until > now},
+            delayed={submission: at for submission, at in self.delayed.items() if now - at < 7 * DAY},
         )
 
 

@@ -34,6 +34,7 @@ from helios.errors import ConfigurationInvalid, HeliosError
 from helios.listener import ClientConnection, Listener
 from helios.model import Mode
 from helios.private_files import make_folder, write_private
+from helios.report.nodes import SpareNodes
 from helios.units import HOUR_S
 
 NAME = "health.json"
@@ -343,6 +344,12 @@ class Metrics:
         self._by_helios = gauge("helios_nodes_asleep", "Nodes asleep or falling asleep because Helios asked for it")
         self._protected = gauge("helios_protected", "1: too many nodes failed to wake, nothing is put to sleep")
         self._quarantined = gauge("helios_nodes_quarantined", "Nodes that failed to wake and are left alone")
+        self._spare = gauge("helios_spare_nodes", "Nodes that stay awake beyond those in use", ["pool"])
+        self._memory = gauge("helios_spare_memory_seconds", "Time over which the most nodes in use count", ["pool"])
+        self._delayed = gauge("helios_submissions_delayed_ratio", "Share that waited for a boot in the last 7 days")
+        self._accepted = gauge("helios_submissions_delayed_accepted_ratio", "Share that the site accepts")
+        self._sleeps = gauge("helios_node_sleeps_most", "Most times that one node was put to sleep in 24 hours")
+        self._record_spare(None)
 
     def record_cycle(self, cycle: CycleSummary | NodeCycleSummary) -> None:
         """Count a cycle and set the gauges of its state."""
@@ -378,6 +385,18 @@ class Metrics:
         self._by_helios.set(cycle.by_helios)
         self._protected.set(bool(cycle.protected))
         self._quarantined.set(cycle.quarantined)
+        self._record_spare(cycle.spare)
+
+    def _record_spare(self, spare: SpareNodes | None) -> None:
+        self._spare.clear()
+        self._memory.clear()
+        for rule in () if spare is None else spare.rules:
+            self._spare.labels(pool=rule.pool).set(rule.spare)
+            self._memory.labels(pool=rule.pool).set(rule.memory_s)
+        share = None if spare is None else spare.share_delayed
+        self._delayed.set(float("nan") if share is None else share)
+        self._accepted.set(float("nan") if spare is None else spare.accepted)
+        self._sleeps.set(0 if spare is None else max(spare.cycles.values(), default=0))
 
     def record_levels(self, levels: Mapping[str, float]) -> None:
         """Set the gauges of the last nightly report."""

@@ -226,12 +226,15 @@ class NodeUse:
         The weeks before the last midnight, on which rules are tried.
     energy : mapping
         What the site gives in ``[energy]``, by name.
+    submissions : mapping of str to int
+        Minutes of the last seven days in which jobs were submitted that have started by now.
     """
 
     ended_s: int
     recent: Mapping[str, NDArray[np.int64]]
     past: Mapping[str, PoolUse]
     energy: Mapping[str, Any] = field(default_factory=dict)
+    submissions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,11 +14,86 @@ from rich.table import Table
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.model.frames import plain
 from helios.model.nodes import fold
+from helios.units import percent
 
 MOST_SHOWN = 40
 MOST_DECISIONS = 12
 WIDE_COLUMNS = 120
 """Terminal columns from which a table with the reason fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRule:
+    """Rule by which nodes of a pool stay awake.
+
+    Attributes
+    ----------
+    spare : int
+        Nodes awake beyond those in use.
+    memory_s : int
+        Time over which the most nodes in use count, s.
+    reason : str
+        Why these numbers.
+    submissions, delayed : int
+        Submissions of the last seven days, and those of which a job waited for a node to boot.
+    """
+
+    pool: str
+    spare: int
+    memory_s: int
+    reason: str
+    submissions: int
+    delayed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareNodes:
+    """Rules of all pools, and what came of them.
+
+    Attributes
+    ----------
+    accepted : float
+        Share of submissions that the site accepts to be delayed.
+    cycles : mapping of str to int
+        How often Helios put each node to sleep in the last 24 hours.
+    """
+
+    rules: tuple[PoolRule, ...]
+    accepted: float
+    cycles: Mapping[str, int]
+
+    @property
+    def share_delayed(self) -> float | None:
+        """Share of the submissions of the last seven days that were delayed; None without any."""
+        submissions = sum(rule.submissions for rule in self.rules)
+        return sum(rule.delayed for rule in self.rules) / submissions if submissions else None
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what a person should know, a sentence for each pool first."""
+        for rule in self.rules:
+            yield f"{rule.pool}, most in use of the last {rule.memory_s // 60} min and {rule.reason}."
+        if self.share_delayed is not None:
+            delayed, submissions = (
+                sum(getattr(rule, name) for rule in self.rules) for name in ("delayed", "submissions")
+            )
+            yield (
+                f"In the last seven days {delayed:,} of {submissions:,} submissions waited for a boot: "
+                f"{percent(self.share_delayed, 2)}; {percent(self.accepted, 2)} are accepted."
+            )
+        if self.cycles:
+            most = max(self.cycles.values())
+            often = fold(node for node, times in self.cycles.items() if times == most)
+            times = "once" if most == 1 else f"{most} times"
+            yield f"Put to sleep most often in 24 hours: {often}, {times}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "rules": [asdict(rule) for rule in self.rules],
+            "share_delayed": self.share_delayed,
+            "share_accepted": self.accepted,
+            "cycles": dict(self.cycles),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +117,10 @@ class NodeStatus:
         What the numbers in the cluster's own keep-awake list mean. Empty where it has none.
     paused : str
         Who paused Helios. Empty where it is not paused.
+    spare : SpareNodes, optional
+        Rules by which nodes stay awake. None where no service has one.
+    use_unknown : str
+        Why it is not known which nodes were in use. Empty where it is, or nothing depends on it.
     """
 
     taken_at: datetime
@@ -52,6 +131,8 @@ class NodeStatus:
     cannot: str
     kept_awake: str
     paused: str
+    spare: SpareNodes | None = None
+    use_unknown: str = ""
 
     def __post_init__(self) -> None:
         NODE_TALLIES.check(self.pools)
@@ -70,7 +151,10 @@ class NodeStatus:
         for node, observed in self.quarantined.items():
             name = escape(node)
             yield f"{name} is left alone, it failed to wake: {escape(observed)}. Once mended: helios power clear {name}"
+        if self.use_unknown:
+            yield f"No node is put to sleep: {escape(self.use_unknown)}"
         yield self._pools()
+        yield from ("", *map(escape, self.spare.sentences()), "") if self.spare else ()
         if len(self.applied_changes):
             yield ""
             yield self._applied_changes()
@@ -86,6 +170,8 @@ class NodeStatus:
             "kept_awake": self.kept_awake,
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
+            "use_unknown": self.use_unknown,
+            "spare": None if self.spare is None else self.spare.to_json(),
             "pools": plain(self.pools.drop(columns=["taken_at", "wanted"])),
             "applied_changes": plain(self.applied_changes),
         }

@@ -33,8 +33,6 @@ from helios.slurm.power import (
     why_not_wake,
 )
 
-# Requested changes of nodes, each of one setting of one node, and whether they may be written.
-
 DOWN, UP = "POWER_DOWN", "POWER_UP"
 """The only two states that are written. ``POWER_DOWN_ASAP`` would drain nodes, and ``POWER_DOWN_FORCE`` kills jobs."""
 NO_NODE = "there is no such node"
@@ -92,7 +90,7 @@ def node_update(change: Change[str]) -> NodeUpdate:
 
 
 def whole_list(change: Change[str], reading: NodeReading) -> Change[str]:
-    """Return a change of the keep-awake list to the whole list, with the site's own entries.
+    """Return a change whose keep-awake list has the site's own entries.
 
     Other changes stay as they are. Nodes that do not exist are left out, since Slurm accepts a list with one (26.05.5),
     and then may keep nothing awake.

@@ -21,6 +21,23 @@ OF_THE_WAREHOUSE = ("helios report", "helios model drift")
 """Commands that read loaded clusters only."""
 SHOWN_FIRST = 3
 """Statements at the top of a page."""
+_HOURS = "{unit} hours a week"
+COMMANDS = {
+    1: "helios whatif --nodes {nodes}",
+    2: "helios power weights",
+    3: "helios whatif",
+    4: "helios energy whatif",
+    7: "helios report users",
+    8: "helios report users",
+    9: "helios report partitions",
+    10: "helios simulate --service soft_limits",
+    12: "helios whatif",
+    13: "helios whatif",
+    14: "helios model evaluate",
+    16: "helios report trials",
+    18: "helios model drift",
+}
+"""What to type next, by finding."""
 
 _HOURS = "{unit} hours a week"
 

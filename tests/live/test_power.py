@@ -170,7 +170,7 @@ def test_a_node_sleeps_and_wakes_as_decided(helios: Helios) -> None:
     assert helios.until(lambda report: report.asleep_by_helios == 0)
 
 
-def test_a_job_for_a_sleeping_node_wakes_it_and_runs_to_its_end(helios: Helios) -> None:
+def test_a_job_wakes_a_sleeping_node_and_runs_to_its_end(helios: Helios) -> None:
     helios.sleeps("n1")
     job = helios.rig.submit("--nodelist=n1", seconds=0)
     helios.rig.until(lambda: helios.rig.job_state(job) == "CONFIGURING")
@@ -223,7 +223,7 @@ def test_a_shadow_touches_nothing(helios: Helios) -> None:
     assert helios.rig.switched()[before:] == []
 
 
-def test_few_nodes_are_on_their_way_at_once_and_a_drained_one_is_not_woken(helios: Helios) -> None:
+def test_few_nodes_change_at_once_and_a_drained_one_stays_asleep(helios: Helios) -> None:
     rig, before = helios.rig, len(helios.rig.switched())
     helios.cycles = helios.another(most_in_transition=0.1).node_cycles
     report = helios.asks(*(PowerDown(node=node, reason="a test") for node in ("n4", "n1")))
@@ -247,9 +247,7 @@ def test_while_a_job_waits_for_nodes_none_of_its_partition_sleeps(helios: Helios
     assert "pending job" in helios.said_of("n1")
 
 
-def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
-    helios: Helios, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_comes_before_the_write_runs_to_its_end(helios: Helios, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, jobs = helios.rig, []
     backend = helios.cycles.nodes.backend  # type: ignore[attr-defined]  # because the door is Slurm's
     write = backend.change_nodes
@@ -269,7 +267,7 @@ def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
     rig.until(lambda: ("off", "n1", "") in rig.switched())
 
 
-def test_nodes_that_fail_to_wake_are_told_set_apart_and_in_the_end_nothing_sleeps_any_more(helios: Helios) -> None:
+def test_after_failed_wakes_nothing_is_put_to_sleep_any_more(helios: Helios) -> None:
     rig = helios.rig
     helios.cycles = helios.another(failures_to_protect=2).node_cycles
     helios.sleeps("n1", "n4")
@@ -303,7 +301,7 @@ def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Hel
     assert rig.weights() == OWN_WEIGHTS
 
 
-def test_weights_of_an_earlier_release_go_back_in_the_first_cycle_and_others_stay(helios: Helios) -> None:
+def test_the_first_cycle_takes_back_weights_of_an_earlier_release(helios: Helios) -> None:
     rig = helios.rig
     helios.weighed_by_an_earlier_release("n1", "n2", "n3")
     for node, weight in (("n2", 33), ("n5", 77)):
@@ -314,7 +312,7 @@ def test_weights_of_an_earlier_release_go_back_in_the_first_cycle_and_others_sta
     assert "may not write now" in helios.said_of("n1")
 
 
-def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(helios: Helios) -> None:
+def test_without_the_database_the_script_wakes_all_and_restores_weights(helios: Helios) -> None:
     rig = helios.rig
     helios.sleeps("n1")
     helios.asks(PowerDown(node="n4", reason="a test"))

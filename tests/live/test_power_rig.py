@@ -21,7 +21,7 @@ nodes n[1-8] cloud start={rig}/bin/resume stop={rig}/bin/suspend status={site}/s
 """
 
 
-def test_a_node_that_slurm_puts_to_sleep_is_really_off_and_really_comes_back(sleepy: Rig) -> None:
+def test_a_node_that_slurm_puts_to_sleep_is_off_and_comes_back(sleepy: Rig) -> None:
     sleepy.put_to_sleep("n1", "n2")
     sleepy.until(lambda: sleepy.machines_on() == {"n3", "n4", "n5", "n6", "n7", "n8"})
     sleepy.boots("n1", 2)
@@ -32,7 +32,7 @@ def test_a_node_that_slurm_puts_to_sleep_is_really_off_and_really_comes_back(sle
     assert sleepy.machines_on() == {"n1", "n3", "n4", "n5", "n6", "n7", "n8"}
 
 
-def test_a_busy_node_that_is_told_to_sleep_finishes_its_job_first_and_cannot_be_called_back(sleepy: Rig) -> None:
+def test_a_busy_node_finishes_its_job_before_it_sleeps(sleepy: Rig) -> None:
     job = sleepy.submit("--nodelist=n1")
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     sleepy.power("n1", "power_down")

@@ -53,7 +53,7 @@ def is_asleep(rig: Rig, *names: str) -> bool:
     return all("POWERED_DOWN" in states[name].split("+") for name in names)
 
 
-def test_what_helios_put_to_sleep_is_woken_and_what_others_did_sleeps_on(sleepy: Rig, path: Path, undo: Path) -> None:
+def test_only_nodes_that_helios_put_to_sleep_are_woken(sleepy: Rig, path: Path, undo: Path) -> None:
     sleepy.put_to_sleep("n3")
     own = sleepy.weights()
     by_helios(sleepy, undo, "n1", "n2", weights={"n4": own["n4"], "n5": own["n5"]})
@@ -77,9 +77,7 @@ def test_a_node_that_is_falling_asleep_is_waited_for(sleepy: Rig, path: Path, un
     sleepy.until(lambda: sleepy.nodes()["n1"] == "IDLE")
 
 
-def test_what_is_not_waited_for_long_enough_is_told_and_the_word_of_it_kept(
-    sleepy: Rig, path: Path, undo: Path
-) -> None:
+def test_a_wake_that_takes_too_long_is_named_and_stays_recorded(sleepy: Rig, path: Path, undo: Path) -> None:
     by_helios(sleepy, undo, "n1")
     ran = release(sleepy, path, undo, "--wait", "0")
     assert ran.status == 1
@@ -181,7 +179,7 @@ def test_without_a_word_of_helios_there_is_nothing_to_wake(sleepy: Rig, path: Pa
     assert "Helios has changed no node" in ran.said
 
 
-def test_the_daemon_of_the_nodes_is_stopped_too_by_who_names_the_folder_of_the_jobs(
+def test_a_release_by_the_folder_of_jobs_stops_the_daemon_of_nodes(
     sleepy: Rig, path: Path, undo: Path, tmp_path: Path
 ) -> None:
     beside = tmp_path / "state-power" / undo.name
@@ -193,7 +191,7 @@ def test_the_daemon_of_the_nodes_is_stopped_too_by_who_names_the_folder_of_the_j
     assert {file.name for file in beside.parent.iterdir()} == {"PAUSED", "RELEASED.nodes", "nodes.undo.released"}
 
 
-def test_what_is_taken_back_of_jobs_alone_leaves_the_daemon_of_the_nodes(
+def test_a_release_of_jobs_alone_leaves_the_daemon_of_nodes(
     sleepy: Rig, path: Path, undo: Path, tmp_path: Path
 ) -> None:
     beside = tmp_path / "state-power"

@@ -23,19 +23,9 @@ WITHOUT_MODULE = {
 }
 """Unit tests of what is no module of Helios."""
 EXCEPTIONS_MOST = 0.05
-NOT_YET = (
-    "live/test_power",
-    "live/test_release_nodes",
-    "unit/app/test_energy",
-    "unit/control/nodes",
-    "unit/power",
-    "unit/predict/demand",
-    "unit/services/ces",
-)
-"""Tests of what moves these days."""
 WORDS_MOST = 12
 """A list of failed tests is read line by line."""
-ALL = sorted(path for path in TESTS.rglob("*.py") if not str(path.relative_to(TESTS)).startswith(NOT_YET))
+ALL = sorted(TESTS.rglob("*.py"))
 UNIT_TESTS = [path for path in ALL if path.is_relative_to(TESTS / "unit") and path.name.startswith("test_")]
 
 

@@ -39,14 +39,16 @@ STATE = {
     "adadelta": ("square_avg", "acc_delta"),
 }
 """Arrays that an optimiser keeps, by the names that they have in PyTorch's checkpoints."""
-
 GROW_AFTER = 2_000
 """Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
 EVALUATED_AT_ONCE = 1_024
 """Samples of validation data in one batch."""
-
 RECORDED = ("graph", "streams")
 """Ways that are CUDA graphs."""
+Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+"""Rows that are computed together, and their parameters, buffers and gradients."""
+Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
+"""The inputs of a model's ``forward``, and the target; of a stack, with the models as first dimension."""
 
 
 def _sgd(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
@@ -264,13 +266,6 @@ class StackedOptimizer:
             for name, array in self.state.items():
                 if entry.get(name) is not None:
                     array[row, self.offsets[at] : self.offsets[at + 1]] = entry[name].reshape(-1).to(array)
-
-
-Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
-"""Rows that are computed together, and their parameters, buffers and gradients."""
-
-Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
-"""The inputs of a model's ``forward``, and the target; of a stack, with the models as first dimension."""
 
 
 class OutOfMemory(HeliosError):

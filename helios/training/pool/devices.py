@@ -35,6 +35,8 @@ LOOK_S = 60.0
 """How long ``scontrol`` may take, s."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 """How many threads numerical libraries start in one process; else each takes all cores."""
+STEP_LOOK_S = 600.0
+"""How long a node may take to say what it has, in which it may unpack an image."""
 
 STEP_LOOK_S = 600.0
 """How long a node may take to say what it has, in which it may unpack an image."""

@@ -35,6 +35,15 @@ LARGEST_STEP = 2**53
 """Steps above it are not whole in JSON of other languages."""
 OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused")
 """Keys of a report that are no metrics."""
+Jump = Literal["", "replaced", "skipped"]
+"""Why new bytes do not follow on the last ones. Empty where they do."""
+LARGEST_EVENT = 1 << 16
+"""Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
+MOST_FILES = 64
+DEEPEST = 4
+"""Levels of folders in which event files are looked for."""
+MOST_ENTRIES = 10_000
+"""Files and folders that one call looks at."""
 
 LARGEST_EVENT = 1 << 16
 """Bytes of an event; larger ones are images, graphs and histograms, and are passed over."""
@@ -147,10 +156,6 @@ def _text(value: Any) -> str | None:
         return None
     plain = "".join(letter if letter.isprintable() else " " for letter in value[:LONGEST_MESSAGE]).strip()
     return plain or None
-
-
-Jump = Literal["", "replaced", "skipped"]
-"""Why new bytes do not follow on the last ones. Empty where they do."""
 
 
 class _GrowingFile:

@@ -75,6 +75,10 @@ EPSILON = 1e-9
 
 Group = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
+Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+"""Families in their order, each with what its trials' parameters have in common."""
+_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
+"""Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
 
 _LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
 """Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
@@ -246,10 +250,6 @@ class _GroupSpeeds:
         """Return the classes that may join a group, with the larger group's index."""
         larger = ((added, self.index.get(tuple(sorted((*group, added))))) for added in range(len(self.known)))
         return [(added, index) for added, index in larger if index is not None]
-
-
-Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-"""Families in their order, each with what its trials' parameters have in common."""
 
 
 @lru_cache(maxsize=8)

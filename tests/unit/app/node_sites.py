@@ -25,7 +25,7 @@ from tests.unit.control.table import Says
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
 
 
-class NodeTown:
+class FakeNodeSite:
     """A :class:`NodeController` on :class:`FakeNodes`, with a service ``says`` that says what it is told to."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -45,12 +45,12 @@ class NodeTown:
 
     def another(self) -> NodeController:
         """Return the same Helios after a restart."""
-        cycles = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
+        cycles = NodeController(self.live_cluster(), self.settings, clock=lambda: self.nodes.now)
         cycles.services = {"says": self.says}
         cycles.expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
         return cycles
 
-    def site(self) -> LiveCluster:
+    def live_cluster(self) -> LiveCluster:
         jobs = FakeCluster(name="dev")
         return LiveCluster(
             name="dev",

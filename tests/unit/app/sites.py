@@ -42,7 +42,7 @@ def put_empty_database(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-class Town:
+class FakeSite:
     """A :class:`JobController` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
@@ -62,9 +62,9 @@ class Town:
         plain = self.settings.model_dump()
         for section, keys in settings.items():
             plain[section] = plain[section] | keys
-        return JobController(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
+        return JobController(self.live_cluster(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
 
-    def site(self) -> LiveCluster:
+    def live_cluster(self) -> LiveCluster:
         return LiveCluster(
             name="dev",
             cluster=self.cluster,

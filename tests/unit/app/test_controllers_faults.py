@@ -14,7 +14,7 @@ from helios.control import ServiceMode
 from helios.errors import HeliosError
 from helios.model import Mode
 from tests.faults import Faults, copied, counted, failing_at, spread
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
 PAST_THE_LEASE = timedelta(minutes=5)
@@ -23,43 +23,43 @@ HOW_MANY = [8, pytest.param(10_000, marks=pytest.mark.nightly)]
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """Return a folder with the database of a town that has learned."""
+    """Return a folder with the database of a fake_site that has learned."""
     folder = tmp_path / "template"
     folder.mkdir()
-    Town(folder).learn()
+    FakeSite(folder).learn()
     return folder
 
 
-def another(template: Path, to: Path) -> Town:
-    """Return such a town, with a long and a short job in its queue."""
+def another(template: Path, to: Path) -> FakeSite:
+    """Return such a fake_site, with a long and a short job in its queue."""
     shutil.copytree(template, to)
-    town = Town(to)
-    town.cluster.submit(user="bob", job_id="long")
-    town.cluster.submit(user="alice", job_id="short")
-    return town
+    fake_site = FakeSite(to)
+    fake_site.cluster.submit(user="bob", job_id="long")
+    fake_site.cluster.submit(user="alice", job_id="short")
+    return fake_site
 
 
-def touched(town: Town) -> frozenset[str]:
-    return frozenset(job for job in town.cluster.queue if town.cluster.site_factor_of(job))
+def touched(fake_site: FakeSite) -> frozenset[str]:
+    return frozenset(job for job in fake_site.cluster.queue if fake_site.cluster.site_factor_of(job))
 
 
-def recorded_jobs(town: Town) -> set[str]:
-    with town.warehouse() as warehouse:
+def recorded_jobs(fake_site: FakeSite) -> set[str]:
+    with fake_site.warehouse() as warehouse:
         return set(warehouse.ledger("dev").applied_changes()["job_id"])
 
 
-def announced(town: Town) -> bool:
-    with town.warehouse() as warehouse:
+def announced(fake_site: FakeSite) -> bool:
+    with fake_site.warehouse() as warehouse:
         return "meant" in set(warehouse.decisions("dev")["outcome"])
 
 
-def goes_on(town: Town) -> None:
+def goes_on(fake_site: FakeSite) -> None:
     """Take a cycle that nothing disturbs, and hold the book against the cluster."""
-    town.cluster.tick(PAST_THE_LEASE)
-    report = town.another().cycle(modes=ACTIVE)
+    fake_site.cluster.tick(PAST_THE_LEASE)
+    report = fake_site.another().cycle(modes=ACTIVE)
     assert report.suspended == ()
-    assert town.cluster.queue == ["short", "long"]
-    assert recorded_jobs(town) == touched(town) == {"long", "short"}
+    assert fake_site.cluster.queue == ["short", "long"]
+    assert recorded_jobs(fake_site) == touched(fake_site) == {"long", "short"}
     assert report.counts.get("qssf", {}).get(Result.REFUSED, 0) == 0
 
 
@@ -70,29 +70,29 @@ def test_a_cycle_with_any_fault_touches_only_recorded_jobs(template: Path, tmp_p
         whole.cycles.cycle(modes=ACTIVE)
     assert touched(whole) == {"long", "short"}
     for number in spread(len(faults.seen), some):
-        town = another(template, tmp_path / str(number))
-        with counted(failing_at(number, folder=town.folder)) as tried, suppress(HeliosError):
-            town.cycles.cycle(modes=ACTIVE)
+        fake_site = another(template, tmp_path / str(number))
+        with counted(failing_at(number, folder=fake_site.folder)) as tried, suppress(HeliosError):
+            fake_site.cycles.cycle(modes=ACTIVE)
         assert len(tried.seen) >= number
-        assert touched(town) <= recorded_jobs(town), tried.seen[number - 1]
-        assert announced(town) or not touched(town), tried.seen[number - 1]
-        goes_on(town)
+        assert touched(fake_site) <= recorded_jobs(fake_site), tried.seen[number - 1]
+        assert announced(fake_site) or not touched(fake_site), tried.seen[number - 1]
+        goes_on(fake_site)
 
 
 @pytest.mark.parametrize("some", HOW_MANY)
 def test_a_cycle_that_dies_anywhere_has_recorded_what_it_touched(template: Path, tmp_path: Path, some: int) -> None:
-    town = another(template, tmp_path / "there")
+    fake_site = another(template, tmp_path / "there")
     at_death: list[dict[str, int]] = []
 
     def dies(number: int, _kind: str) -> None:
-        at_death.append({job: town.cluster.site_factor_of(job) for job in town.cluster.queue})
-        copied(town.folder, tmp_path / str(number))
+        at_death.append({job: fake_site.cluster.site_factor_of(job) for job in fake_site.cluster.queue})
+        copied(fake_site.folder, tmp_path / str(number))
 
-    with counted(Faults(folder=town.folder, at_each=dies)) as faults:
-        town.cycles.cycle(modes=ACTIVE)
+    with counted(Faults(folder=fake_site.folder, at_each=dies)) as faults:
+        fake_site.cycles.cycle(modes=ACTIVE)
     assert any(any(factors.values()) for factors in at_death)
     for number in spread(len(faults.seen), some):
-        left = Town(tmp_path / str(number))
+        left = FakeSite(tmp_path / str(number))
         for job, factor in at_death[number - 1].items():
             left.cluster.submit(user={"long": "bob", "short": "alice"}[job], job_id=job)
             left.cluster.admin_sets_site_factor(job, factor)  # as the dead turn left it

@@ -104,7 +104,7 @@ LAYERS = ("busy", "asleep", "falling", "waking", "out", "unread_jobs", "unread_e
 
 @settings(max_examples=examples(37), deadline=None)
 @given(st.fixed_dictionaries({name: some_spans() for name in LAYERS}))
-def test_every_second_of_every_node_is_in_the_one_state_that_a_plain_reading_gives(layers: dict[str, Spans]) -> None:
+def test_every_second_of_a_node_has_the_state_of_a_plain_reading(layers: dict[str, Spans]) -> None:
     found = second_by_second(times_of(**layers))
     expected = [[oracle(node, second, layers) for second in range(END_S)] for node in range(NODES_N)]
     assert found.tolist() == expected
@@ -219,20 +219,20 @@ def test_a_sleep_event_has_falling_asleep_before_it_and_waking_after_it() -> Non
     assert rows_of(found.out) == []
 
 
-def test_a_sleep_that_lasts_is_known_up_to_what_was_read_and_wakes_nobody() -> None:
+def test_a_sleep_that_lasts_is_known_up_to_the_last_reading() -> None:
     found = told({"node": "n2", "state": "IDLE~", "started_at": 1_000, "ended_at": None})
     assert rows_of(found.asleep) == [(1, 1_000, 9_000)]
     assert rows_of(found.waking) == []
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*", "DRAIN", "IDLE+DRAIN", "MIXED+DRAIN", "DOWN~", "FAIL"])
-def test_a_node_that_is_down_or_drained_is_out_of_service_and_not_asleep(state: str) -> None:
+def test_a_down_or_drained_node_is_not_asleep(state: str) -> None:
     found = told({"node": "n1", "state": state, "started_at": 1_000, "ended_at": 5_000})
     assert rows_of(found.out) == [(0, 1_000, 5_000)]
     assert rows_of(found.asleep) == rows_of(found.waking) == []
 
 
-def test_a_node_that_fails_to_wake_was_waking_until_it_was_given_up() -> None:
+def test_a_node_whose_wake_failed_was_waking_until_given_up() -> None:
     found = told(
         {"node": "n1", "state": "IDLE~", "started_at": 1_000, "ended_at": 5_000},
         {"node": "n1", "state": "DOWN~", "started_at": 5_900, "ended_at": 8_000},
@@ -246,7 +246,7 @@ def test_events_of_nodes_that_are_not_the_clusters_are_left_out() -> None:
     assert rows_of(told({"node": "gone", "state": "IDLE~", "started_at": 1, "ended_at": 2}).asleep) == []
 
 
-def test_a_sleep_is_helios_doing_only_soon_after_it_asked_for_that_very_node() -> None:
+def test_a_sleep_is_by_helios_only_soon_after_its_request() -> None:
     asleep = spans((0, 1_000, 2_000), (0, 9_000, 9_500), (1, 1_000, 2_000))
     orders = spans((0, 950, 951), (1, 1_001, 1_002))
     assert rows_of(sleep_reasons(asleep, orders, within_s=600)) == [(0, 1_000, 2_000)]
@@ -439,12 +439,12 @@ def test_without_node_events_nobody_knows_whether_a_free_node_was_awake(warehous
     assert any("node events were never read" in note for note in found.notes)
 
 
-def test_a_job_that_runs_on_holds_its_node_as_long_as_history_was_read(warehouse: Warehouse) -> None:
+def test_a_running_job_holds_its_node_up_to_the_last_reading(warehouse: Warehouse) -> None:
     filled(warehouse, job(20, None, "n1"), nodes=1, read=(-48, 22), events_read=(-48, 22))
     assert hours(ledger(warehouse))["busy_h"] == 2
 
 
-def test_nodes_are_those_jobs_ran_on_where_the_cluster_was_never_looked_at(warehouse: Warehouse) -> None:
+def test_unseen_nodes_are_those_that_jobs_ran_on(warehouse: Warehouse) -> None:
     filled(warehouse, job(0, 6, "a[01-03]"), job(7, 8, "b1", partition="debug"), nodes=0)
     found = ledger(warehouse, by="partition")
     assert found.rows[["line", "busy_h"]].to_numpy().tolist() == [["debug", 1.0], ["gpu", 18.0]]
@@ -485,7 +485,7 @@ def test_jobs_that_name_no_nodes_are_counted_aloud(warehouse: Warehouse) -> None
     assert any(note.startswith("2 of 3 jobs do not say on which nodes they ran") for note in found.notes)
 
 
-def test_history_from_a_file_is_taken_as_whole_between_its_first_and_last_job(warehouse: Warehouse) -> None:
+def test_history_from_a_file_is_whole_from_first_to_last_job(warehouse: Warehouse) -> None:
     filled(warehouse, job(0, 6, "n1"), job(12, 13, "n1"), read=None, events_read=None, path="/data/sacct.txt", nodes=1)
     found = ledger(warehouse)
     assert found.total["busy_h"] == pytest.approx(7)
@@ -493,7 +493,7 @@ def test_history_from_a_file_is_taken_as_whole_between_its_first_and_last_job(wa
     assert found.total["unknown_h"] == pytest.approx(17)
 
 
-def test_days_are_those_of_the_clusters_clock_and_a_day_of_dst_has_25_hours(warehouse: Warehouse) -> None:
+def test_days_follow_the_cluster_clock_and_one_has_25_hours(warehouse: Warehouse) -> None:
     filled(warehouse, job(-24 * 27, -24 * 27 + 1, "n1"), nodes=1, read=(-24 * 40, 0), events_read=(-24 * 40, 0))
     begin = datetime(2026, 10, 23, 22, tzinfo=UTC)
     found = energy_ledger(
@@ -533,7 +533,7 @@ def test_where_nothing_was_counted_the_audit_says_whose_sleep_it_was(warehouse: 
     assert ledger(warehouse).helios_node_hours == pytest.approx(4)
 
 
-def test_a_interval_that_helios_did_not_look_at_is_not_filled_from_looks_before(warehouse: Warehouse) -> None:
+def test_an_interval_without_readings_is_not_filled_from_earlier_ones(warehouse: Warehouse) -> None:
     filled(warehouse, sleep=(event("n1", "IDLE~", 0, None),))
     looked(warehouse, tally(0), tally(0.4))
     found = ledger(warehouse)
@@ -554,7 +554,7 @@ def test_a_sleep_that_began_long_before_the_window_reaches_into_it(warehouse: Wa
     assert ledger(warehouse).total["asleep_h"] == pytest.approx(30)
 
 
-def test_sleep_that_the_accounting_does_not_know_of_is_said_and_not_counted(warehouse: Warehouse) -> None:
+def test_sleep_unknown_to_the_accounting_is_noted_and_not_counted(warehouse: Warehouse) -> None:
     filled(warehouse, job(0, 1, "n1"))
     looked(warehouse, *(tally(k / 6) for k in range(144)))
     found = ledger(warehouse)

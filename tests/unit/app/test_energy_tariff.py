@@ -60,7 +60,7 @@ def test_a_interval_across_two_prices_costs_their_mean(tmp_path: Path) -> None:
     assert cost(tariff, NOON_S, NOON_S + 3600) == near((0.2, 0.2))
 
 
-def test_zones_are_heeded_lines_may_come_in_any_order_and_the_last_of_an_hour_counts(tmp_path: Path) -> None:
+def test_the_last_price_of_an_hour_counts_in_any_order(tmp_path: Path) -> None:
     tariff = a_tariff(
         tmp_path, "2026-11-20T14:00+01:00,0.3,300", "2026-11-20T12:00,0.9,900", "2026-11-20 12:00,0.1,100"
     )
@@ -82,9 +82,7 @@ def test_one_of_the_two_columns_may_be_left_out(tmp_path: Path) -> None:
         ("", "", "is not a CSV file"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line_and_how_to_write_it(
-    tmp_path: Path, header: str, line: str, said: str
-) -> None:
+def test_a_mistake_is_named_with_its_line_and_the_right_form(tmp_path: Path, header: str, line: str, said: str) -> None:
     lines = ["2026-11-20T12:00Z,0.1,100", line] if header == HEADER else [line]
     with pytest.raises(FormatUnknown, match=said) as refused:
         a_tariff(tmp_path, *lines, header=header)

@@ -17,31 +17,33 @@ from helios.predict.duration import DurationModel, train
 from helios.predict.model_record import to_record
 from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Town:
-    town = Town(tmp_path)
-    town.learn()
-    return town
+def fake_site(tmp_path: Path) -> FakeSite:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    return fake_site
 
 
 def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
     return None, ()
 
 
-def told(town: Town, job: str, **options: Any) -> Explanation:
-    history = load_history(url=town.url, cluster="dev")
-    return explain_prediction(history, job, **({"choose": no_model, "read_snapshot": town.cluster.snapshot} | options))
+def told(fake_site: FakeSite, job: str, **options: Any) -> Explanation:
+    history = load_history(url=fake_site.url, cluster="dev")
+    return explain_prediction(
+        history, job, **({"choose": no_model, "read_snapshot": fake_site.cluster.snapshot} | options)
+    )
 
 
 def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
     return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
-def test_a_past_job_is_explained_by_what_was_known_at_its_submission(town: Town) -> None:
-    last = told(town, "alice39")
+def test_a_past_job_is_explained_by_what_was_known_at_its_submission(fake_site: FakeSite) -> None:
+    last = told(fake_site, "alice39")
     assert last.known_at == last.submitted_at
     assert last.run_time_s == 60.0
     assert "39 ended jobs of alice" in answer_lines(last)[3]
@@ -49,17 +51,17 @@ def test_a_past_job_is_explained_by_what_was_known_at_its_submission(town: Town)
     assert [past.job_id for past in last.alike] == ["alice38", "alice37", "alice36", "alice35", "alice34"]
 
 
-def test_jobs_that_were_submitted_later_play_no_part(town: Town) -> None:
-    early = told(town, "alice3")
+def test_jobs_that_were_submitted_later_play_no_part(fake_site: FakeSite) -> None:
+    early = told(fake_site, "alice3")
     assert "3 ended jobs of alice" in answer_lines(early)[3]
     assert {past.job_id for past in early.alike} <= {f"{user}{n}" for user in ("alice", "bob") for n in range(3)}
 
 
-def test_a_waiting_job_is_explained_as_if_it_were_submitted_now(town: Town) -> None:
-    job = town.cluster.submit(user="bob")
-    town.cluster.tick(timedelta(minutes=7))
-    now = town.cluster.now
-    waiting = told(town, job)
+def test_a_waiting_job_is_explained_as_if_it_were_submitted_now(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="bob")
+    fake_site.cluster.tick(timedelta(minutes=7))
+    now = fake_site.cluster.now
+    waiting = told(fake_site, job)
     assert waiting.known_at == now.replace(microsecond=0)
     assert waiting.submitted_at < waiting.known_at
     assert np.isnan(waiting.run_time_s)
@@ -67,22 +69,22 @@ def test_a_waiting_job_is_explained_as_if_it_were_submitted_now(town: Town) -> N
     assert waiting.explained.quantiles_s[1] > 3000
 
 
-def test_a_waiting_job_is_explained_by_the_prediction_that_the_queue_gets(town: Town) -> None:
-    running = town.cluster.submit(user="bob")
-    town.cluster.start(running)
-    job = town.cluster.submit(user="bob")
-    town.cluster.tick(timedelta(minutes=7))
-    queue = town.cycles.predictions(town.cluster.snapshot()).pending.set_index("job_id")
-    explained = told(town, job).explained
+def test_a_waiting_job_is_explained_by_the_prediction_that_the_queue_gets(fake_site: FakeSite) -> None:
+    running = fake_site.cluster.submit(user="bob")
+    fake_site.cluster.start(running)
+    job = fake_site.cluster.submit(user="bob")
+    fake_site.cluster.tick(timedelta(minutes=7))
+    queue = fake_site.cycles.predictions(fake_site.cluster.snapshot()).pending.set_index("job_id")
+    explained = told(fake_site, job).explained
     assert explained.quantiles_s == pytest.approx(tuple(queue.loc[job, ["p10_s", "p50_s", "p90_s"]]))
     assert explained.features["user_unended"] == pytest.approx(np.log1p(1))
 
 
-def test_a_running_job_says_how_long_it_has_run_and_what_remains(town: Town) -> None:
-    job = town.cluster.submit(user="bob")
-    town.cluster.start(job)
-    town.cluster.tick(timedelta(minutes=20))
-    running = told(town, job)
+def test_a_running_job_says_how_long_it_has_run_and_what_remains(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="bob")
+    fake_site.cluster.start(job)
+    fake_site.cluster.tick(timedelta(minutes=20))
+    running = told(fake_site, job)
     assert running.elapsed_s == 1200.0
     assert running.remaining_s is not None
     low, middle, high = running.remaining_s
@@ -110,59 +112,61 @@ def test_an_unknown_job_is_an_error_that_names_the_ids_near_it() -> None:
         explain_prediction(history, "400", choose=no_model)
 
 
-def test_where_the_queue_cannot_be_looked_at_the_error_says_so(town: Town) -> None:
+def test_where_the_queue_cannot_be_looked_at_the_error_says_so(fake_site: FakeSite) -> None:
     def unreachable() -> Snapshot:
         raise ClusterUnavailable("slurmctld does not answer.")
 
-    assert told(town, "alice3", read_snapshot=unreachable).run_time_s == 60.0
+    assert told(fake_site, "alice3", read_snapshot=unreachable).run_time_s == 60.0
     with pytest.raises(JobUnknown, match="cannot be read: slurmctld does not answer"):
-        told(town, "404", read_snapshot=unreachable)
+        told(fake_site, "404", read_snapshot=unreachable)
 
 
-def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
+def test_a_cluster_that_is_not_needed_is_not_looked_at(fake_site: FakeSite) -> None:
     def never() -> Snapshot:
         raise AssertionError("a job of the past needs no queue")
 
-    assert told(town, "alice3", read_snapshot=never).job_id == "alice3"
+    assert told(fake_site, "alice3", read_snapshot=never).job_id == "alice3"
 
 
-def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
-    history = load_history(url=town.url, cluster="dev")
-    alone = explain_prediction(history, "alice39", choose=stored_model(history, url=town.url, model_id=None))
+def test_where_no_model_is_kept_shrinkage_is_explained_and_said(fake_site: FakeSite) -> None:
+    history = load_history(url=fake_site.url, cluster="dev")
+    alone = explain_prediction(history, "alice39", choose=stored_model(history, url=fake_site.url, model_id=None))
     assert alone.explained.source.startswith("shrinkage")
     assert "helios model train" in alone.notes[0]
 
 
-def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
-    history = load_history(url=town.url, cluster="dev")
+def test_a_model_that_is_named_and_not_there_is_an_error(fake_site: FakeSite) -> None:
+    history = load_history(url=fake_site.url, cluster="dev")
     with pytest.raises(NotEnoughHistory):
-        explain_prediction(history, "alice39", choose=stored_model(history, url=town.url, model_id="nonsense"))
+        explain_prediction(history, "alice39", choose=stored_model(history, url=fake_site.url, model_id="nonsense"))
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> tuple[Town, LoadedHistory, DurationModel, DurationModel]:
-    """Return a town with enough history for two models, one of before the last days and one of all."""
-    town = Town(tmp_path)
-    town.learn(jobs=200)
-    history = load_history(url=town.url, cluster="dev")
+def busy(tmp_path: Path) -> tuple[FakeSite, LoadedHistory, DurationModel, DurationModel]:
+    """Return a fake_site with enough history for two models, one of before the last days and one of all."""
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn(jobs=200)
+    history = load_history(url=fake_site.url, cluster="dev")
     cut = history.jobs["submitted_at"].iloc[300].to_pydatetime()
     # Two users are too few for Helios to believe the trees by itself.
     models = [replace(train(history.jobs, cluster="dev", until=until), trained=True) for until in (cut, None)]
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         for model in models:
-            warehouse.add_model(to_record(model, trained_at=town.cluster.now))
-    return town, history, models[0], models[1]
+            warehouse.add_model(to_record(model, trained_at=fake_site.cluster.now))
+    return fake_site, history, models[0], models[1]
 
 
 def test_a_job_is_explained_by_the_model_of_its_day(
-    busy: tuple[Town, LoadedHistory, DurationModel, DurationModel],
+    busy: tuple[FakeSite, LoadedHistory, DurationModel, DurationModel],
 ) -> None:
-    town, history, early, late = busy
-    choose = stored_model(history, url=town.url, model_id=None)
+    fake_site, history, early, late = busy
+    choose = stored_model(history, url=fake_site.url, model_id=None)
     of_the_end = explain_prediction(history, "alice199", choose=choose)
     assert of_the_end.explained.source == early.model_id
     assert of_the_end.notes == ()
-    named = explain_prediction(history, "alice199", choose=stored_model(history, url=town.url, model_id=late.model_id))
+    named = explain_prediction(
+        history, "alice199", choose=stored_model(history, url=fake_site.url, model_id=late.model_id)
+    )
     assert named.explained.source == late.model_id
     assert "may know this very job" in named.notes[0]
     assert "may know this very job" in explain_prediction(history, "alice3", choose=choose).notes[0]

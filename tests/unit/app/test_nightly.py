@@ -17,10 +17,10 @@ from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.testing import a_node, a_snapshot
 from helios.warehouse import Warehouse
 from tests.servers import ChatServer
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 
-def a_night(town: Town, *, seen: Snapshot | None = None, **model: object) -> NightlyRun:
+def a_night(fake_site: FakeSite, *, seen: Snapshot | None = None, **model: object) -> NightlyRun:
     def nothing_read(_: timedelta) -> SyncResult:
         raise HeliosError("slurmdbd is away")
 
@@ -30,34 +30,36 @@ def a_night(town: Town, *, seen: Snapshot | None = None, **model: object) -> Nig
         raise HeliosError("slurmctld is away")
 
     settings = Settings.model_validate(
-        town.settings.model_dump() | {"model": model, "report": {"folder": str(town.folder / "reports")}}
+        fake_site.settings.model_dump() | {"model": model, "report": {"folder": str(fake_site.folder / "reports")}}
     )
-    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, read_snapshot=look)
+    return run_nightly(
+        settings=settings, cluster="dev", now=fake_site.cluster.now, read=nothing_read, read_snapshot=look
+    )
 
 
 def test_an_absent_dask_stops_no_other_step_of_the_night(
     tmp_path: Path,
 ) -> None:
-    town = Town(tmp_path)
-    town.learn(jobs=150)
-    done = a_night(town, dask="nowhere://here:1")
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn(jobs=150)
+    done = a_night(fake_site, dask="nowhere://here:1")
     assert any("nowhere://here:1" in problem.message or "Dask" in problem.message for problem in done.problems)
     assert done.report is not None
 
 
 def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn(jobs=150)
-    done = a_night(town)
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn(jobs=150)
+    done = a_night(fake_site)
     assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.done)
 
 
 def test_the_nightly_report_says_what_the_check_of_the_order_found(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn(jobs=150)
-    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
-    done = a_night(town, seen=nodes)
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn(jobs=150)
+    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=fake_site.cluster.now)
+    done = a_night(fake_site, seen=nodes)
     (line,) = [step for step in done.done if step.startswith("order checked: ")]
     assert done.report is not None
     said = " ".join(done.report.page.read_text().split())
@@ -66,29 +68,29 @@ def test_the_nightly_report_says_what_the_check_of_the_order_found(tmp_path: Pat
 
 
 def test_the_night_does_not_check_an_order_that_nobody_uses(tmp_path: Path) -> None:
-    town = Town(tmp_path, services={"qssf": {"order": "service"}})
-    town.learn(jobs=150)
-    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
-    assert not [step for step in a_night(town, seen=nodes).done if "order" in step]
+    fake_site = FakeSite(tmp_path, services={"qssf": {"order": "service"}})
+    fake_site.learn(jobs=150)
+    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=fake_site.cluster.now)
+    assert not [step for step in a_night(fake_site, seen=nodes).done if "order" in step]
 
 
 def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn()
-    town.cluster.submit(user="alice")
-    town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
-    town.cluster.tick(timedelta(days=59))
-    assert not any("deleted" in step for step in a_night(town).done)
-    town.cluster.tick(timedelta(days=2))
-    assert "deleted because they were old: 1 shadow decisions" in a_night(town).done
-    with town.warehouse() as warehouse:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    fake_site.cluster.submit(user="alice")
+    fake_site.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    fake_site.cluster.tick(timedelta(days=59))
+    assert not any("deleted" in step for step in a_night(fake_site).done)
+    fake_site.cluster.tick(timedelta(days=2))
+    assert "deleted because they were old: 1 shadow decisions" in a_night(fake_site).done
+    with fake_site.warehouse() as warehouse:
         assert warehouse.decisions("dev").empty
         assert len(warehouse.cycles("dev")) == 1
         assert not warehouse.jobs("dev").empty
 
 
 def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted(tmp_path: Path) -> None:
-    town = Town(tmp_path)
+    fake_site = FakeSite(tmp_path)
 
     def printed(start: datetime, end: datetime, path: Path) -> None:
         columns = "JobID|User|Account|Partition|State|Submit|Start|End|AllocTRES|JobName"
@@ -97,53 +99,57 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
         )
 
     accounting = AccountingSource(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
-    step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
-    sync_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
-    with town.warehouse() as warehouse:
+    step = {"start": fake_site.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
+    sync_history(accounting, url=fake_site.url, cluster="dev", now=fake_site.cluster.now, **step)
+    with fake_site.warehouse() as warehouse:
         assert len(warehouse.loads("dev")) == 3
-    told = delete_old_rows(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))
+    told = delete_old_rows(
+        fake_site.url, "dev", fake_site.settings.retention, now=datetime.now(UTC) + timedelta(days=61)
+    )
     assert "2 readings" in told  # the last one stays: by it others know whether anything is new
 
 
 def test_nightly_reports_are_closed_to_other_accounts(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn()
-    earlier = nightly_pages(town.settings, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    earlier = nightly_pages(
+        fake_site.settings, "dev", "2019-11-20", tmp_path / "reports", now=fake_site.cluster.now
+    ).page
     earlier.chmod(0o644)  # as an older Helios left it
-    report = nightly_pages(town.settings, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
+    report = nightly_pages(fake_site.settings, "dev", "yesterday", tmp_path / "reports", now=fake_site.cluster.now)
     files = [earlier, report.page, report.mail]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
     assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750
 
 
 def test_the_night_keeps_the_levels_of_its_study_for_the_metrics(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn(jobs=150)
-    done = a_night(town)
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn(jobs=150)
+    done = a_night(fake_site)
     assert done.report is not None
     assert done.report.levels
-    with Warehouse.open(town.settings.database.url) as warehouse:
+    with Warehouse.open(fake_site.settings.database.url) as warehouse:
         kept = json.loads(warehouse.remembered("dev", NIGHTLY_LEVELS) or "")
     assert kept == dict(done.report.levels)
 
 
 def test_the_night_notifies_of_its_report_once_and_of_each_drift(tmp_path: Path) -> None:
     with ChatServer() as server:
-        town = Town(tmp_path, notify={"webhook": server.url})
-        town.learn(jobs=150)
-        report = a_night(town).report
+        fake_site = FakeSite(tmp_path, notify={"webhook": server.url})
+        fake_site.learn(jobs=150)
+        report = a_night(fake_site).report
         server.bodies.clear()
         for line in ("3 of 20 inputs changed", "4 of 20 inputs changed", "", "3 of 20 inputs changed"):
-            with Warehouse.open(town.settings.database.url) as warehouse:
-                warehouse.remember("dev", DRIFTED, line, at=town.cluster.now)
-            _notify(town.settings, "dev", report, now=town.cluster.now)
+            with Warehouse.open(fake_site.settings.database.url) as warehouse:
+                warehouse.remember("dev", DRIFTED, line, at=fake_site.cluster.now)
+            _notify(fake_site.settings, "dev", report, now=fake_site.cluster.now)
     assert [body["event"] for body in server.bodies] == ["drift", "drift"]
     assert "3 of 20 inputs changed" in server.bodies[0]["text"]
 
 
 def test_a_night_whose_webhook_is_away_says_so_and_writes_its_report(tmp_path: Path) -> None:
-    town = Town(tmp_path, notify={"webhook": "http://127.0.0.1:1/"})
-    town.learn(jobs=150)
-    done = a_night(town)
+    fake_site = FakeSite(tmp_path, notify={"webhook": "http://127.0.0.1:1/"})
+    fake_site.learn(jobs=150)
+    done = a_night(fake_site)
     assert done.report is not None
     assert any("No notice by webhook" in problem.message for problem in done.problems)

@@ -17,7 +17,7 @@ from helios.model import JOBS
 from helios.report.order_check import CheckedOrder
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.builders import a_batch, a_job
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 NODES = a_snapshot(nodes=[a_node(name=f"n{number}", partitions="gpu,night", gpus=8) for number in range(2)]).nodes
 
@@ -26,11 +26,11 @@ def past(best: CheckedOrder, *, days: float = 0) -> PastCheck:
     return PastCheck(at=NOON - timedelta(days=days), best=best, sentences=("it was so",))
 
 
-def a_town(folder: Path, *, every_s: int = 1_200) -> Town:
+def a_fake_site(folder: Path, *, every_s: int = 1_200) -> FakeSite:
     """Return a site whose history is a fortnight in which large jobs keep small ones waiting."""
-    town = Town(folder)
+    fake_site = FakeSite(folder)
     rng = np.random.default_rng(0)
-    began = pd.Timestamp(town.cluster.now) - timedelta(days=14)
+    began = pd.Timestamp(fake_site.cluster.now) - timedelta(days=14)
     rows = []
     for number in range(14 * 86_400 // every_s):
         is_large = rng.random() < 0.2
@@ -46,50 +46,52 @@ def a_town(folder: Path, *, every_s: int = 1_200) -> Town:
                 time_limit_s=7_200.0,
             )
         )
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         warehouse.load([a_batch(*rows)], cluster="dev", path="x", sha256="x", format="sacct", timezone="UTC")
-    town.read()
-    return town
+    fake_site.read()
+    return fake_site
 
 
-def checked(town: Town) -> PastCheck:
-    with town.warehouse() as warehouse:
+def checked(fake_site: FakeSite) -> PastCheck:
+    with fake_site.warehouse() as warehouse:
         jobs = warehouse.jobs("dev")
     history = LoadedHistory(cluster="dev", jobs=jobs, timezone="UTC")
-    return check_tonight(history, NODES, settings=town.settings, now=town.cluster.now)
+    return check_tonight(history, NODES, settings=fake_site.settings, now=fake_site.cluster.now)
 
 
 def test_a_check_is_kept_and_what_follows_reaches_the_live_queue(tmp_path: Path) -> None:
-    town = a_town(tmp_path)
-    found = checked(town)
+    fake_site = a_fake_site(tmp_path)
+    found = checked(fake_site)
     assert found.best is CheckedOrder.SIZE and found.sentences[0].startswith("Order by size here")
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         assert order_checks(warehouse, "dev") == [found]
-    look = LivePredictions(url=town.url, cluster="dev", last_jobs=10_000)
-    queue = [a_pending_job(job_id="9001", submitted_at=town.cluster.now - timedelta(minutes=5))]
-    now, later = (a_snapshot(pending=queue, nodes=[], taken_at=town.cluster.now + age) for age in (FRESH / 2, FRESH))
+    look = LivePredictions(url=fake_site.url, cluster="dev", last_jobs=10_000)
+    queue = [a_pending_job(job_id="9001", submitted_at=fake_site.cluster.now - timedelta(minutes=5))]
+    now, later = (
+        a_snapshot(pending=queue, nodes=[], taken_at=fake_site.cluster.now + age) for age in (FRESH / 2, FRESH)
+    )
     assert look(now).size_orders
     assert not look(later).size_orders, "a check of last week says nothing of today"
 
 
 def test_old_checks_are_forgotten_and_one_of_the_same_night_replaces_none(tmp_path: Path) -> None:
-    town = a_town(tmp_path)
-    first = checked(town)
-    town.cluster.tick(timedelta(days=1))
-    second = checked(town)
-    with town.warehouse() as warehouse:
+    fake_site = a_fake_site(tmp_path)
+    first = checked(fake_site)
+    fake_site.cluster.tick(timedelta(days=1))
+    second = checked(fake_site)
+    with fake_site.warehouse() as warehouse:
         assert [check.at for check in order_checks(warehouse, "dev")] == [first.at, second.at]
-    town.cluster.tick(timedelta(weeks=5))
+    fake_site.cluster.tick(timedelta(weeks=5))
     with pytest.raises(NotEnoughHistory):
-        checked(town)
+        checked(fake_site)
 
 
 def test_without_gpus_there_is_nothing_to_check(tmp_path: Path) -> None:
-    town = Town(tmp_path)
+    fake_site = FakeSite(tmp_path)
     history = LoadedHistory(cluster="dev", jobs=JOBS.empty(), timezone="UTC")
     nodes = a_snapshot(nodes=[a_node(partitions="cpu", gpus=0)]).nodes
     with pytest.raises(NoGpuMachine, match="no GPU nodes"):
-        check_tonight(history, nodes, settings=town.settings, now=town.cluster.now)
+        check_tonight(history, nodes, settings=fake_site.settings, now=fake_site.cluster.now)
 
 
 @pytest.mark.parametrize(

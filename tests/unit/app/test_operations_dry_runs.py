@@ -14,7 +14,7 @@ from helios.cli.main import application
 from helios.testing import FakeCluster
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
-from tests.unit.app.node_sites import NodeTown
+from tests.unit.app.node_sites import FakeNodeSite
 from tests.unit.app.sites import put_empty_database
 
 OF_THE_CLUSTER = [
@@ -42,8 +42,8 @@ COMMANDS = [
 def test_a_command_that_only_shows_leaves_every_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, loaded: bool
 ) -> None:
-    (tmp_path / "town").mkdir()
-    town, file = NodeTown(tmp_path / "town"), tmp_path / "helios.db"
+    (tmp_path / "fake_site").mkdir()
+    fake_site, file = FakeNodeSite(tmp_path / "fake_site"), tmp_path / "helios.db"
     url = put_empty_database(file)
     if loaded:
         with Warehouse.open(url) as warehouse:
@@ -54,7 +54,10 @@ def test_a_command_that_only_shows_leaves_every_table(
     monkeypatch.setenv("HELIOS_CONFIG", str(tmp_path / "helios.toml"))
     jobs = FakeCluster(name="dev")
     job = jobs.submit()
-    here = {"open_cluster": lambda _: replace(town.site(), cluster=jobs), "clock": lambda: town.nodes.now}
+    here = {
+        "open_cluster": lambda _: replace(fake_site.live_cluster(), cluster=jobs),
+        "clock": lambda: fake_site.nodes.now,
+    }
     monkeypatch.setattr(Operations.__init__, "__kwdefaults__", Operations.__init__.__kwdefaults__ | here)
     before = dump(file)
     result = CliRunner().invoke(application, command.replace("JOB", job).split())

@@ -23,8 +23,8 @@ from helios.errors import HeliosError
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE
 from tests.disks import fill, small_disk
-from tests.unit.app.node_sites import NodeTown, down
-from tests.unit.app.sites import Town
+from tests.unit.app.node_sites import FakeNodeSite, down
+from tests.unit.app.sites import FakeSite
 
 ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
 FAILURES = (errno.EROFS, errno.EIO)
@@ -65,30 +65,30 @@ def fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return start
 
 
-def made(folder: Path) -> Town:
+def made(folder: Path) -> FakeSite:
     """Two jobs wait, and Helios has ordered both."""
     folder.mkdir(exist_ok=True)
-    town = Town(folder)
-    town.learn()
-    town.cluster.submit(user="bob")
-    town.cluster.submit(user="alice")
-    assert town.cycles.cycle(modes=ACTIVE).acted == 2
-    return town
+    fake_site = FakeSite(folder)
+    fake_site.learn()
+    fake_site.cluster.submit(user="bob")
+    fake_site.cluster.submit(user="alice")
+    assert fake_site.cycles.cycle(modes=ACTIVE).acted == 2
+    return fake_site
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Town:
-    return made(tmp_path / "town")
+def fake_site(tmp_path: Path) -> FakeSite:
+    return made(tmp_path / "fake_site")
 
 
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command ``helios pause`` or another on a town."""
+    """The command ``helios pause`` or another on a fake_site."""
 
-    def run(town: Town, *words: str) -> Result:
-        monkeypatch.setenv("HELIOS_DATABASE_URL", town.url)
-        monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(town.folder / "state"))
-        here = {"open_cluster": lambda _: town.site(), "clock": lambda: town.cluster.now}
+    def run(fake_site: FakeSite, *words: str) -> Result:
+        monkeypatch.setenv("HELIOS_DATABASE_URL", fake_site.url)
+        monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(fake_site.folder / "state"))
+        here = {"open_cluster": lambda _: fake_site.live_cluster(), "clock": lambda: fake_site.cluster.now}
         monkeypatch.setattr(Operations.__init__, "__kwdefaults__", Operations.__init__.__kwdefaults__ | here)
         return CliRunner().invoke(application, words or ("pause",))
 
@@ -100,131 +100,137 @@ def said(result: Result) -> str:
     return " ".join(f"{result.output} {result.exception} {hint}".split())
 
 
-def jobs_set(town: Town) -> int:
-    return sum(town.cluster.site_factor_of(job) != 0 for job in town.cluster.queue)
+def jobs_set(fake_site: FakeSite) -> int:
+    return sum(fake_site.cluster.site_factor_of(job) != 0 for job in fake_site.cluster.queue)
 
 
-def operations(town: Town) -> Operations:
-    return Operations(town.settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
+def operations(fake_site: FakeSite) -> Operations:
+    return Operations(
+        fake_site.settings, open_cluster=lambda _: fake_site.live_cluster(), clock=lambda: fake_site.cluster.now
+    )
 
 
 def test_a_pause_on_a_full_disk_reverts_everything_and_says_what_lacks(
     disk: Path, pause: Callable[..., Result]
 ) -> None:
-    town = made(disk)
+    fake_site = made(disk)
     fill(disk)
-    result = pause(town)
-    assert jobs_set(town) == 0
+    result = pause(fake_site)
+    assert jobs_set(fake_site) == 0
     assert result.exit_code == 1
     assert "No space left on device" in said(result)
 
 
 def test_a_pause_on_a_full_disk_leaves_an_empty_file_that_pauses(disk: Path, pause: Callable[..., Result]) -> None:
-    town = made(disk)
+    fake_site = made(disk)
     fill(disk)
-    assert STOP not in said(pause(town))
+    assert STOP not in said(pause(fake_site))
     assert (disk / "state" / PAUSE_FILE).read_bytes() == b""
-    assert town.another().pause() is not None
+    assert fake_site.another().pause() is not None
 
 
 def test_a_pause_that_can_write_nothing_reverts_everything(
-    town: Town, fail: Callable[[Path], None], pause: Callable[..., Result]
+    fake_site: FakeSite, fail: Callable[[Path], None], pause: Callable[..., Result]
 ) -> None:
-    fail(town.folder)
-    pause(town)
-    assert jobs_set(town) == 0
+    fail(fake_site.folder)
+    pause(fake_site)
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_pause_that_can_write_nothing_says_to_stop_the_daemon(
-    town: Town, fail: Callable[[Path], None], pause: Callable[..., Result]
+    fake_site: FakeSite, fail: Callable[[Path], None], pause: Callable[..., Result]
 ) -> None:
-    (town.folder / "helios.db").write_text("no database")
-    fail(town.folder)
-    result = pause(town)
+    (fake_site.folder / "helios.db").write_text("no database")
+    fail(fake_site.folder)
+    result = pause(fake_site)
     assert result.exit_code == 1
     assert "a running daemon sets its changes again" in said(result)
     assert STOP in said(result)
 
 
 def test_a_pause_reverts_before_it_prints(
-    town: Town, pause: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    fake_site: FakeSite, pause: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    (town.folder / "helios.db").write_text("no database")
+    (fake_site.folder / "helios.db").write_text("no database")
     monkeypatch.setattr("helios.cli.control.print_message", full)
-    pause(town)
-    assert jobs_set(town) == 0
+    pause(fake_site)
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_pause_wakes_nodes_though_it_can_write_nothing(tmp_path: Path, fail: Callable[[Path], None]) -> None:
-    town = NodeTown(tmp_path)
-    town.cycle(*down("n1"))
-    town.nodes.tick(timedelta(minutes=5))
-    fail(town.state)
-    report = town.another().release("enough")
+    fake_site = FakeNodeSite(tmp_path)
+    fake_site.cycle(*down("n1"))
+    fake_site.nodes.tick(timedelta(minutes=5))
+    fail(fake_site.state)
+    report = fake_site.another().release("enough")
     assert report.woken == ("n1",)
 
 
-def test_a_stopped_daemon_reverts_though_it_can_write_nothing(town: Town, fail: Callable[[Path], None]) -> None:
-    fail(town.folder)
+def test_a_stopped_daemon_reverts_though_it_can_write_nothing(
+    fake_site: FakeSite, fail: Callable[[Path], None]
+) -> None:
+    fail(fake_site.folder)
     with suppress(HeliosError):  # it says what it could not look at
-        operations(town).release_on_stop("SIGTERM", domains=[Domain.JOBS])
-    assert jobs_set(town) == 0
+        operations(fake_site).release_on_stop("SIGTERM", domains=[Domain.JOBS])
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_stopped_daemon_reverts_on_a_full_disk(disk: Path) -> None:
-    town = made(disk)
+    fake_site = made(disk)
     fill(disk)
-    assert "2 jobs set back" in operations(town).release_on_stop("SIGTERM", domains=[Domain.JOBS])
+    assert "2 jobs set back" in operations(fake_site).release_on_stop("SIGTERM", domains=[Domain.JOBS])
 
 
 @pytest.mark.parametrize("fail", [errno.EROFS], indirect=True)
 def test_a_cycle_that_finds_a_pause_reverts_though_it_can_write_nothing(
-    town: Town, fail: Callable[[Path], None]
+    fake_site: FakeSite, fail: Callable[[Path], None]
 ) -> None:
-    (town.folder / "state" / PAUSE_FILE).touch()
-    fail(town.folder / "state")
-    town.cycles.cycle(modes=ACTIVE)
-    assert jobs_set(town) == 0
+    (fake_site.folder / "state" / PAUSE_FILE).touch()
+    fail(fake_site.folder / "state")
+    fake_site.cycles.cycle(modes=ACTIVE)
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_cycle_that_finds_a_pause_reverts_on_a_full_disk(disk: Path) -> None:
-    town = made(disk)
-    (town.folder / "state" / PAUSE_FILE).touch()
+    fake_site = made(disk)
+    (fake_site.folder / "state" / PAUSE_FILE).touch()
     fill(disk)
-    town.cycles.cycle(modes=ACTIVE)
-    assert jobs_set(town) == 0
+    fake_site.cycles.cycle(modes=ACTIVE)
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_resume_on_a_full_disk_leaves_helios_paused(disk: Path, pause: Callable[..., Result]) -> None:
-    town = made(disk)
-    pause(town)
+    fake_site = made(disk)
+    pause(fake_site)
     fill(disk)
-    result = pause(town, "resume")
+    result = pause(fake_site, "resume")
     assert result.exit_code == 1
     assert "stays paused" in said(result)
-    assert (town.folder / "state" / PAUSE_FILE).exists()
+    assert (fake_site.folder / "state" / PAUSE_FILE).exists()
 
 
 @pytest.mark.parametrize("fail", [errno.EROFS], indirect=True)
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_resume_on_a_read_only_disk_fails_only_with_a_file(
-    town: Town, fail: Callable[[Path], None], pause: Callable[..., Result], is_there: bool
+    fake_site: FakeSite, fail: Callable[[Path], None], pause: Callable[..., Result], is_there: bool
 ) -> None:
     if is_there:
-        (town.folder / "state" / PAUSE_FILE).touch()
-    fail(town.folder / "state")
-    result = pause(town, "resume")
+        (fake_site.folder / "state" / PAUSE_FILE).touch()
+    fail(fake_site.folder / "state")
+    result = pause(fake_site, "resume")
     assert result.exit_code == is_there, said(result)
     assert ("stays paused" in said(result)) == is_there
 
 
-def test_a_table_that_cannot_be_removed_does_not_keep_the_jobs(town: Town, fail: Callable[[Path], None]) -> None:
-    table = town.folder / "state" / TABLE
+def test_a_table_that_cannot_be_removed_does_not_keep_the_jobs(
+    fake_site: FakeSite, fail: Callable[[Path], None]
+) -> None:
+    table = fake_site.folder / "state" / TABLE
     table.parent.mkdir()
     table.touch()
-    fail(town.folder)
+    fail(fake_site.folder)
     with pytest.raises(HeliosError, match=r"cannot be removed.*2 jobs set back"):
-        operations(town).release("enough")
+        operations(fake_site).release("enough")

@@ -20,206 +20,208 @@ from helios.errors import ClusterUnavailable, HeliosError, StrangersLeft, Wareho
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE
 from helios.warehouse import Warehouse
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 
 ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Town:
+def fake_site(tmp_path: Path) -> FakeSite:
     """Two jobs wait, and Helios has ordered both."""
-    town = Town(tmp_path)
-    town.learn()
-    town.cluster.submit(user="bob")
-    town.cluster.submit(user="alice")
-    assert town.cycles.cycle(modes=ACTIVE).acted == 2
-    return town
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    fake_site.cluster.submit(user="bob")
+    fake_site.cluster.submit(user="alice")
+    assert fake_site.cycles.cycle(modes=ACTIVE).acted == 2
+    return fake_site
 
 
-def operations(town: Town, **sections: object) -> Operations:
-    settings = town.settings.model_validate(town.settings.model_dump() | sections)
-    return Operations(settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
+def operations(fake_site: FakeSite, **sections: object) -> Operations:
+    settings = fake_site.settings.model_validate(fake_site.settings.model_dump() | sections)
+    return Operations(settings, open_cluster=lambda _: fake_site.live_cluster(), clock=lambda: fake_site.cluster.now)
 
 
-def jobs_set(town: Town) -> int:
-    return sum(town.cluster.site_factor_of(job) != 0 for job in town.cluster.queue)
+def jobs_set(fake_site: FakeSite) -> int:
+    return sum(fake_site.cluster.site_factor_of(job) != 0 for job in fake_site.cluster.queue)
 
 
-def set_back_by_hand(town: Town) -> None:
+def set_back_by_hand(fake_site: FakeSite) -> None:
     """Do what helios-release.sh does."""
-    for job in town.cluster.queue:
-        town.cluster.admin_sets_site_factor(job, 0)
+    for job in fake_site.cluster.queue:
+        fake_site.cluster.admin_sets_site_factor(job, 0)
 
 
-def minutes_pass(town: Town, number: int = 1) -> None:
-    town.cluster.tick(timedelta(minutes=number))
+def minutes_pass(fake_site: FakeSite, number: int = 1) -> None:
+    fake_site.cluster.tick(timedelta(minutes=number))
 
 
-def test_a_pause_by_file_works_with_a_damaged_memory(town: Town) -> None:
-    with town.warehouse() as warehouse:
-        warehouse.remember("dev", "cycle", "{", at=town.cluster.now)
-    (town.folder / "state" / PAUSE_FILE).touch()
-    town.cycles.cycle(modes=ACTIVE)
-    assert jobs_set(town) == 0
+def test_a_pause_by_file_works_with_a_damaged_memory(fake_site: FakeSite) -> None:
+    with fake_site.warehouse() as warehouse:
+        warehouse.remember("dev", "cycle", "{", at=fake_site.cluster.now)
+    (fake_site.folder / "state" / PAUSE_FILE).touch()
+    fake_site.cycles.cycle(modes=ACTIVE)
+    assert jobs_set(fake_site) == 0
 
 
 def test_a_memory_that_is_unreadable_for_a_moment_is_not_begun_anew(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         before = warehouse.remembered("dev", "cycle")
 
     def fails(*_: object) -> str:
         raise WarehouseUnavailable("the connection was lost")
 
-    minutes_pass(town)
+    minutes_pass(fake_site)
     with monkeypatch.context() as patched:
         patched.setattr(Warehouse, "remembered", fails)
-        report = town.another().cycle(modes=ACTIVE)
+        report = fake_site.another().cycle(modes=ACTIVE)
     assert any("connection was lost" in reason for reason in report.suspended)
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         assert warehouse.remembered("dev", "cycle") == before
 
 
-def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(town: Town) -> None:
-    (town.folder / "state" / TABLE).mkdir(parents=True)
+def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(fake_site: FakeSite) -> None:
+    (fake_site.folder / "state" / TABLE).mkdir(parents=True)
     with pytest.raises(HeliosError, match=r"cannot be removed.*2 jobs set back"):
-        operations(town).release("enough")
-    assert jobs_set(town) == 0
+        operations(fake_site).release("enough")
+    assert jobs_set(fake_site) == 0
 
 
-def test_a_hidden_value_is_an_error_and_is_taken_back_on_demand(town: Town) -> None:
-    job = town.cluster.queue[0]
-    town.cluster.hold(job)
+def test_a_hidden_value_is_an_error_and_is_taken_back_on_demand(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.queue[0]
+    fake_site.cluster.hold(job)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        operations(town).revert_everything("enough")
-    assert jobs_set(town) == 1
-    _, _, told = operations(town).revert_everything("enough", hidden=True)
+        operations(fake_site).revert_everything("enough")
+    assert jobs_set(fake_site) == 1
+    _, _, told = operations(fake_site).revert_everything("enough", hidden=True)
     assert "nothing is left" in told
-    assert jobs_set(town) == 0
+    assert jobs_set(fake_site) == 0
 
 
-def strangers(town: Town) -> tuple[str, str]:
+def strangers(fake_site: FakeSite) -> tuple[str, str]:
     """Submit a job with a user's --time-min=7, and one whose SiteFactor an admin set to 537."""
-    users, admins = town.cluster.submit(), town.cluster.submit()
-    town.cluster.admin_sets_time_min(users, 7)
-    town.cluster.admin_sets_site_factor(admins, 537)
+    users, admins = fake_site.cluster.submit(), fake_site.cluster.submit()
+    fake_site.cluster.admin_sets_time_min(users, 7)
+    fake_site.cluster.admin_sets_site_factor(admins, 537)
     return users, admins
 
 
-def test_strangers_values_alone_are_named_left_and_end_a_stop_with_3(town: Town) -> None:
-    users, admins = strangers(town)
+def test_strangers_values_alone_are_named_left_and_end_a_stop_with_3(fake_site: FakeSite) -> None:
+    users, admins = strangers(fake_site)
     with pytest.raises(StrangersLeft, match=f"bear Helios' mark and are in no record: {users}, {admins}; not") as left:
-        operations(town).release_on_stop("SIGTERM")
+        operations(fake_site).release_on_stop("SIGTERM")
     assert left.value.exit_code == 3
-    assert (town.cluster.time_min_of(users), town.cluster.site_factor_of(admins)) == (7, 537)
-    assert jobs_set(town) == 1
+    assert (fake_site.cluster.time_min_of(users), fake_site.cluster.site_factor_of(admins)) == (7, 537)
+    assert jobs_set(fake_site) == 1
 
 
-def test_strangers_values_beside_helios_own_end_a_stop_with_1(town: Town) -> None:
-    town.cluster.hold(town.cluster.queue[0])
-    strangers(town)
+def test_strangers_values_beside_helios_own_end_a_stop_with_1(fake_site: FakeSite) -> None:
+    fake_site.cluster.hold(fake_site.cluster.queue[0])
+    strangers(fake_site)
     with pytest.raises(HeliosError, match="in no record") as left:
-        operations(town).release_on_stop("SIGTERM")
+        operations(fake_site).release_on_stop("SIGTERM")
     assert left.value.exit_code == 1
 
 
-def test_without_the_database_no_value_is_known_to_be_a_strangers(town: Town) -> None:
-    strangers(town)
-    lost = {"url": f"sqlite:///{town.folder}/state/identity/gone.db"}
+def test_without_the_database_no_value_is_known_to_be_a_strangers(fake_site: FakeSite) -> None:
+    strangers(fake_site)
+    lost = {"url": f"sqlite:///{fake_site.folder}/state/identity/gone.db"}
     with pytest.raises(HeliosError, match="in no record") as left:
-        operations(town, database=lost).release_on_stop("SIGTERM")
+        operations(fake_site, database=lost).release_on_stop("SIGTERM")
     assert left.value.exit_code == 1
 
 
-def test_a_release_needs_no_service_with_options_that_can_be_used(town: Town) -> None:
-    operations(town, services={"qssf": {"no_such_option": 1}}).release("enough")
-    assert jobs_set(town) == 0
+def test_a_release_needs_no_service_with_options_that_can_be_used(fake_site: FakeSite) -> None:
+    operations(fake_site, services={"qssf": {"no_such_option": 1}}).release("enough")
+    assert jobs_set(fake_site) == 0
 
 
-def test_no_cycle_of_this_machine_runs_beside_a_release(town: Town) -> None:
-    apply, refused = town.cluster.apply, []
+def test_no_cycle_of_this_machine_runs_beside_a_release(fake_site: FakeSite) -> None:
+    apply, refused = fake_site.cluster.apply, []
 
     def apply_and_try(changes: Sequence[Change[float]]) -> list[Outcome]:
-        with pytest.raises(CycleUnderWay), hold_cycle_lock(town.folder / "state"):
+        with pytest.raises(CycleUnderWay), hold_cycle_lock(fake_site.folder / "state"):
             pass
         refused.append(True)
         return apply(changes)
 
-    town.cluster.apply = apply_and_try  # type: ignore[method-assign]
-    town.cycles.release("enough")
+    fake_site.cluster.apply = apply_and_try  # type: ignore[method-assign]
+    fake_site.cycles.release("enough")
     assert refused
 
 
-def test_a_release_does_not_wait_for_ever_for_a_cycle(town: Town) -> None:
-    hasty = town.another(slurm={"timeout_s": 0.01})
-    with hold_cycle_lock(town.folder / "state"):
+def test_a_release_does_not_wait_for_ever_for_a_cycle(fake_site: FakeSite) -> None:
+    hasty = fake_site.another(slurm={"timeout_s": 0.01})
+    with hold_cycle_lock(fake_site.folder / "state"):
         report = hasty.release("enough")
-    assert jobs_set(town) == 0
+    assert jobs_set(fake_site) == 0
     assert any("under way" in note for note in report.notes)
 
 
-def test_a_pause_in_the_middle_of_a_cycle_stops_it(town: Town) -> None:
-    late = [town.cluster.submit(user=user) for user in ("alice", "bob")]
-    decide = town.cycles.services["qssf"].decide
+def test_a_pause_in_the_middle_of_a_cycle_stops_it(fake_site: FakeSite) -> None:
+    late = [fake_site.cluster.submit(user=user) for user in ("alice", "bob")]
+    decide = fake_site.cycles.services["qssf"].decide
 
     def decide_slowly(snapshot: object) -> object:
-        (town.folder / "state" / PAUSE_FILE).touch()
+        (fake_site.folder / "state" / PAUSE_FILE).touch()
         return decide(snapshot)  # type: ignore[arg-type]
 
-    town.cycles.services["qssf"].decide = decide_slowly  # type: ignore[method-assign, assignment]
-    minutes_pass(town, 10)
-    town.read()
-    report = town.cycles.cycle(modes=ACTIVE)
+    fake_site.cycles.services["qssf"].decide = decide_slowly  # type: ignore[method-assign, assignment]
+    minutes_pass(fake_site, 10)
+    fake_site.read()
+    report = fake_site.cycles.cycle(modes=ACTIVE)
     assert any("broken off: paused" in note for note in report.notes)
-    assert [town.cluster.site_factor_of(job) for job in late] == [0, 0]
+    assert [fake_site.cluster.site_factor_of(job) for job in late] == [0, 0]
 
 
-def by_shell_script(town: Town) -> None:
-    set_back_by_hand(town)
-    (town.folder / "state" / RELEASED_FILE).touch()
+def by_shell_script(fake_site: FakeSite) -> None:
+    set_back_by_hand(fake_site)
+    (fake_site.folder / "state" / RELEASED_FILE).touch()
 
 
-def by_another_helios(town: Town) -> None:
-    assert town.another(control={"state_folder": str(town.folder / "elsewhere")}).release("a test").clean
+def by_another_helios(fake_site: FakeSite) -> None:
+    assert fake_site.another(control={"state_folder": str(fake_site.folder / "elsewhere")}).release("a test").clean
 
 
-def by_shell_script_and_resume(town: Town) -> None:
-    set_back_by_hand(town)
-    resume(town.url, "dev", town.folder / "state", now=town.cluster.now)
+def by_shell_script_and_resume(fake_site: FakeSite) -> None:
+    set_back_by_hand(fake_site)
+    resume(fake_site.url, "dev", fake_site.folder / "state", now=fake_site.cluster.now)
 
 
 @pytest.mark.parametrize("kill", [by_shell_script, by_another_helios, by_shell_script_and_resume])
-def test_kill_switches_do_not_make_helios_keep_off_jobs_for_good(town: Town, kill: Callable[[Town], None]) -> None:
+def test_kill_switches_do_not_make_helios_keep_off_jobs_for_good(
+    fake_site: FakeSite, kill: Callable[[FakeSite], None]
+) -> None:
     for _ in range(3):
-        kill(town)
-        assert jobs_set(town) == 0
+        kill(fake_site)
+        assert jobs_set(fake_site) == 0
         for _ in range(3):
-            minutes_pass(town, 10)
-            town.read()
-            report = town.another().cycle(modes=ACTIVE)
+            minutes_pass(fake_site, 10)
+            fake_site.read()
+            report = fake_site.another().cycle(modes=ACTIVE)
             assert report.suspended == ()
-        assert jobs_set(town) == 2
-    with town.warehouse() as warehouse:
+        assert jobs_set(fake_site) == 2
+    with fake_site.warehouse() as warehouse:
         assert "HandsOff" not in set(warehouse.decisions("dev")["action"])
 
 
-def test_a_standby_that_ends_before_its_first_cycle_leaves_the_leaders_jobs(town: Town) -> None:
-    standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
+def test_a_standby_that_ends_before_its_first_cycle_leaves_the_leaders_jobs(fake_site: FakeSite) -> None:
+    standby = operations(fake_site, control={"state_folder": str(fake_site.folder / "elsewhere")})
     assert "another Helios" in standby.release_on_stop("SIGTERM")
-    assert jobs_set(town) == 2
+    assert jobs_set(fake_site) == 2
 
 
-def test_whose_lease_ran_out_is_no_longer_the_leader(town: Town) -> None:
-    minutes_pass(town, 60)
-    standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
+def test_whose_lease_ran_out_is_no_longer_the_leader(fake_site: FakeSite) -> None:
+    minutes_pass(fake_site, 60)
+    standby = operations(fake_site, control={"state_folder": str(fake_site.folder / "elsewhere")})
     assert "nothing is left" in standby.release_on_stop("SIGTERM")
-    assert jobs_set(town) == 0
+    assert jobs_set(fake_site) == 0
 
 
-def test_a_standby_writes_no_cycle_down_for_the_reports(town: Town) -> None:
-    town.another(control={"state_folder": str(town.folder / "elsewhere")}).cycle(modes=ACTIVE)
-    with town.warehouse() as warehouse:
+def test_a_standby_writes_no_cycle_down_for_the_reports(fake_site: FakeSite) -> None:
+    fake_site.another(control={"state_folder": str(fake_site.folder / "elsewhere")}).cycle(modes=ACTIVE)
+    with fake_site.warehouse() as warehouse:
         assert list(warehouse.cycles("dev")["pending"]) == [2]
 
 
@@ -242,7 +244,7 @@ def test_a_pause_is_recorded_with_the_cluster_away_and_its_name_unknown(
     url = f"sqlite:///{tmp_path}/helios.db" if clusters else f"sqlite:///{tmp_path}/no/helios.db"
     (tmp_path / "no").touch()
     for name in ("venus", "earth")[:clusters]:
-        set_mode(url, name, "qssf", Mode.SHADOW, by="root", reason="", now=Town(tmp_path).cluster.now)
+        set_mode(url, name, "qssf", Mode.SHADOW, by="root", reason="", now=FakeSite(tmp_path).cluster.now)
     said = pause_command(monkeypatch, tmp_path / "state", url)
     assert (tmp_path / "state" / PAUSE_FILE).exists()
     assert "is paused" in said
@@ -262,11 +264,11 @@ def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes(
     assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there
 
 
-def test_a_resume_ends_the_pause_that_the_script_left(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = town.folder / "state-power" / PAUSE_FILE
+def test_a_resume_ends_the_pause_that_the_script_left(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = fake_site.folder / "state-power" / PAUSE_FILE
     left.parent.mkdir()
     left.touch()
-    monkeypatch.setenv("HELIOS_DATABASE_URL", town.settings.database.url)
-    monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", town.settings.control.state_folder)
+    monkeypatch.setenv("HELIOS_DATABASE_URL", fake_site.settings.database.url)
+    monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", fake_site.settings.control.state_folder)
     assert CliRunner().invoke(application, ["resume", "--cluster", "dev"]).exit_code == 0
     assert not left.exists()

@@ -20,7 +20,7 @@ from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import NODE_EVENTS
 from helios.model.gpu_parts import NodeGpus, SiteGpus
 from helios.warehouse import Warehouse
-from tests.unit.app.sites import Town, put_empty_database
+from tests.unit.app.sites import FakeSite, put_empty_database
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -258,10 +258,12 @@ def test_a_job_that_runs_for_years_is_a_runaway_in_every_window(url: str) -> Non
 
 
 def test_a_reading_anew_is_refused_during_another_reading(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    operations = Operations(town.settings, open_cluster=lambda _: town.site(), clock=lambda: town.cluster.now)
+    fake_site = FakeSite(tmp_path)
+    operations = Operations(
+        fake_site.settings, open_cluster=lambda _: fake_site.live_cluster(), clock=lambda: fake_site.cluster.now
+    )
     with hold_lock(operations.state_folder / SYNC_LOCK), pytest.raises(HeliosError, match="is reading the accounting"):
-        operations.read_again(town.cluster.now - DAY)
+        operations.read_again(fake_site.cluster.now - DAY)
 
 
 def test_a_gap_left_by_days_without_helios_is_filled(url: str) -> None:

@@ -22,6 +22,7 @@ from helios.app.controller_state import CycleTally, NodeCycleSummary
 from helios.app.controllers import count_states
 from helios.daemon.health import Metrics
 from helios.model import NODE_TALLIES, Mode
+from helios.report.nodes import PoolRule, SpareNodes
 from tests.unit.daemon.builders import NOON, HandSet, a_cycle
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "monitoring"
@@ -37,7 +38,9 @@ def metrics() -> Metrics:
     metrics = Metrics(times=HandSet().times)
     tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=1)
     metrics.record_cycle(a_cycle(tallies=(tally,), modes={"qssf": Mode.SHADOW}))
-    metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes=STATES, slept=1))
+    rule = PoolRule(pool="gpu", spare=4, memory_s=1_800, reason="so", submissions=100, delayed=1)
+    spare = SpareNodes(rules=(rule,), accepted=0.01, cycles={"n1": 2})
+    metrics.record_cycle(NodeCycleSummary(seconds=0.1, nodes=STATES, slept=1, spare=spare))
     metrics.record_success("cycle", at=NOON)
     metrics.record_failure("cycle")
     metrics.record_skip("cycle")

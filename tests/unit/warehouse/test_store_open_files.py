@@ -15,7 +15,7 @@ import pytest
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.warehouse import Warehouse
-from tests.unit.app.sites import Town, put_empty_database
+from tests.unit.app.sites import FakeSite, put_empty_database
 
 ROUNDS = 50
 CYCLES = 5
@@ -58,21 +58,21 @@ def test_a_warehouse_within_another_does_not_close_its_connection(tmp_path: Path
 
 @pytest.mark.usefixtures("no_garbage_collection")
 def test_cycles_beside_a_reader_leave_no_file(tmp_path: Path) -> None:
-    town, ended = Town(tmp_path), Event()
-    town.learn()
-    town.cluster.submit()
+    fake_site, ended = FakeSite(tmp_path), Event()
+    fake_site.learn()
+    fake_site.cluster.submit()
 
     def read() -> None:
         while not ended.wait(0.01):
-            with town.warehouse() as warehouse:
+            with fake_site.warehouse() as warehouse:
                 warehouse.clusters()
 
     with ThreadPoolExecutor(1) as beside:
         reader = beside.submit(read)
         try:
             for _ in range(CYCLES):
-                town.cluster.tick(timedelta(minutes=1))
-                town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+                fake_site.cluster.tick(timedelta(minutes=1))
+                fake_site.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
         finally:
             ended.set()
         reader.result()

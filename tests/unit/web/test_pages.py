@@ -28,8 +28,8 @@ from helios.web.pages import ROUTES
 from helios.web.server import Access, openapi, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
-from tests.unit.app.node_sites import NodeTown
-from tests.unit.app.sites import Town
+from tests.unit.app.node_sites import FakeNodeSite
+from tests.unit.app.sites import FakeSite
 
 TOKEN = "a token of this test"
 JSON = {"Accept": "application/json", "Authorization": f"Bearer {TOKEN}"}
@@ -38,29 +38,31 @@ ACTIVE = {"qssf": ServiceMode(mode=Mode.ACTIVE)}
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Town:
-    town = Town(tmp_path, report={"folder": str(tmp_path / "reports")})
-    town.learn()
+def fake_site(tmp_path: Path) -> FakeSite:
+    fake_site = FakeSite(tmp_path, report={"folder": str(tmp_path / "reports")})
+    fake_site.learn()
     (tmp_path / "reports").mkdir()
-    return town
+    return fake_site
 
 
-def client(town: Town, **access: object) -> TestClient:
-    operations = Operations(town.settings, open_cluster=lambda settings: town.site(), clock=lambda: town.cluster.now)
-    site = Site(town.settings, clock=lambda: town.cluster.now, operations=operations)
+def client(fake_site: FakeSite, **access: object) -> TestClient:
+    operations = Operations(
+        fake_site.settings, open_cluster=lambda settings: fake_site.live_cluster(), clock=lambda: fake_site.cluster.now
+    )
+    site = Site(fake_site.settings, clock=lambda: fake_site.cluster.now, operations=operations)
     application = web_application(site, Access(token=TOKEN, **access))  # type: ignore[arg-type]
     return TestClient(application, base_url="http://127.0.0.1", follow_redirects=False)
 
 
 @pytest.fixture
-def web(town: Town) -> Iterator[TestClient]:
-    with client(town) as found:
+def web(fake_site: FakeSite) -> Iterator[TestClient]:
+    with client(fake_site) as found:
         yield found
 
 
-def test_the_queue_is_there_with_predictions_and_places(town: Town, web: TestClient) -> None:
-    long, short = town.cluster.submit(user="bob"), town.cluster.submit(user="alice")
-    town.cycles.cycle(modes=ACTIVE)
+def test_the_queue_is_there_with_predictions_and_places(fake_site: FakeSite, web: TestClient) -> None:
+    long, short = fake_site.cluster.submit(user="bob"), fake_site.cluster.submit(user="alice")
+    fake_site.cycles.cycle(modes=ACTIVE)
     found = web.get("/", headers=JSON).json()
     assert (found["cluster"], found["pending"], found["running"]) == ("dev", 2, 0)
     assert [row["job_id"] for row in found["queue"]] == [short, long]
@@ -70,17 +72,17 @@ def test_the_queue_is_there_with_predictions_and_places(town: Town, web: TestCli
     assert "2 jobs wait" in page
 
 
-def test_a_part_of_a_gpu_is_shown_in_the_queue(town: Town, web: TestClient) -> None:
-    town.cluster.submit(user="bob", gpus=0.25)
-    town.cycles.cycle(modes=ACTIVE)
+def test_a_part_of_a_gpu_is_shown_in_the_queue(fake_site: FakeSite, web: TestClient) -> None:
+    fake_site.cluster.submit(user="bob", gpus=0.25)
+    fake_site.cycles.cycle(modes=ACTIVE)
     assert web.get("/", headers=JSON).json()["queue"][0]["gpus"] == 0.25
     assert "<td>0.25</td>" in re.sub(r"<td[^>]*>", "<td>", web.get("/", headers=HTML).text)
 
 
-def test_a_job_has_a_page_with_what_was_decided(town: Town, web: TestClient) -> None:
-    town.cluster.submit(user="bob")
-    short = town.cluster.submit(user="alice")
-    town.cycles.cycle(modes=ACTIVE)
+def test_a_job_has_a_page_with_what_was_decided(fake_site: FakeSite, web: TestClient) -> None:
+    fake_site.cluster.submit(user="bob")
+    short = fake_site.cluster.submit(user="alice")
+    fake_site.cycles.cycle(modes=ACTIVE)
     found = web.get(f"/jobs/{short}", headers=JSON).json()
     assert (found["job_id"], found["rank"], found["rank_without"]) == (short, 1, 2)
     page = web.get(f"/jobs/{short}", headers=HTML).text
@@ -117,7 +119,7 @@ def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
     assert "held in the window" in web.get(window, headers=HTML).text
 
 
-def test_nothing_is_shown_without_the_token(town: Town, web: TestClient) -> None:
+def test_nothing_is_shown_without_the_token(fake_site: FakeSite, web: TestClient) -> None:
     for path in ("/", "/users", "/openapi.json", "/reports/x.html", "/jobs/1"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "helios_token=wrong"}):
             refused = web.get(path, headers=headers)
@@ -140,25 +142,25 @@ def test_it_can_only_be_read(web: TestClient, method: str) -> None:
     assert web.request(method, "/", headers=HTML).status_code == 405
 
 
-def test_runs_of_a_job_are_shown_without_earlier_owners_of_its_id(town: Town) -> None:
-    moments = [pd.Timestamp(town.cluster.now) - pd.Timedelta(hours=hours) for hours in (900, 48, 46)]
+def test_runs_of_a_job_are_shown_without_earlier_owners_of_its_id(fake_site: FakeSite) -> None:
+    moments = [pd.Timestamp(fake_site.cluster.now) - pd.Timedelta(hours=hours) for hours in (900, 48, 46)]
     users, states = ("bob", "alice", "alice"), ("COMPLETED", "PREEMPTED", "COMPLETED")
     jobs = [
         a_job(job_id="7", user=user, state=state, submitted_at=moment, run_time_s=7000.0, restart=number)
         for user, state, moment, number in zip(users, states, moments, (0, 0, 1), strict=True)
     ]
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         warehouse.load([a_batch(*jobs)], cluster="dev", path="p", sha256="runs", format="sacct", timezone="UTC")
-    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+    with client(fake_site, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
         of_alice, of_root = (web.get("/jobs/7", headers={**HTML, "X-Remote-User": u}).text for u in ("alice", "root"))
     assert "It was run 2 times" in of_alice and "bob" not in of_alice
     assert "the job of bob submitted" in of_root
 
 
-def test_a_user_of_a_proxy_sees_the_own_jobs_alone(town: Town) -> None:
-    his, hers = town.cluster.submit(user="bob"), town.cluster.submit(user="alice")
-    town.cycles.cycle(modes=ACTIVE)
-    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+def test_a_user_of_a_proxy_sees_the_own_jobs_alone(fake_site: FakeSite) -> None:
+    his, hers = fake_site.cluster.submit(user="bob"), fake_site.cluster.submit(user="alice")
+    fake_site.cycles.cycle(modes=ACTIVE)
+    with client(fake_site, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
         alice, root = ({**JSON, "X-Remote-User": name} for name in ("alice", "root"))
         assert web.get("/", headers=JSON).status_code == 403  # the proxy names nobody
         mine = web.get("/", headers=alice).json()
@@ -176,7 +178,7 @@ def test_a_user_of_a_proxy_sees_the_own_jobs_alone(town: Town) -> None:
         assert web.get("/", headers={"X-Remote-User": "root"}).status_code == 401
 
 
-def test_only_reports_of_the_folder_are_shown(town: Town, web: TestClient, tmp_path: Path) -> None:
+def test_only_reports_of_the_folder_are_shown(fake_site: FakeSite, web: TestClient, tmp_path: Path) -> None:
     folder = tmp_path / "reports"
     (folder / "night.html").write_text("<p>night</p>")
     (folder / "mail.eml").write_text("To: root")
@@ -189,7 +191,7 @@ def test_only_reports_of_the_folder_are_shown(town: Town, web: TestClient, tmp_p
         assert web.get(f"/reports/{name}", headers=HTML).status_code == 404
 
 
-def test_what_a_user_writes_is_text(town: Town, web: TestClient) -> None:
+def test_what_a_user_writes_is_text(fake_site: FakeSite, web: TestClient) -> None:
     found = web.get("/users/%3Cscript%3Ealert(1)%3C%2Fscript%3E", headers=HTML).text
     assert "<script" not in found
     wrong = web.get("/users?from=%22%3E%3Cscript%3E", headers=HTML)
@@ -197,12 +199,14 @@ def test_what_a_user_writes_is_text(town: Town, web: TestClient) -> None:
     assert "<script" not in wrong.text
 
 
-def test_a_cluster_that_is_away_leaves_the_history(town: Town, web: TestClient) -> None:
+def test_a_cluster_that_is_away_leaves_the_history(fake_site: FakeSite, web: TestClient) -> None:
     def unreachable(settings: Settings) -> LiveCluster:
         raise ClusterUnavailable("slurmctld does not answer")
 
     site = Site(
-        town.settings, clock=lambda: town.cluster.now, operations=Operations(town.settings, open_cluster=unreachable)
+        fake_site.settings,
+        clock=lambda: fake_site.cluster.now,
+        operations=Operations(fake_site.settings, open_cluster=unreachable),
     )
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as away:
         assert "problem" in away.get("/", headers=JSON).json()
@@ -228,27 +232,29 @@ def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> Non
 
 
 def test_nodes_have_a_page_each(tmp_path: Path) -> None:
-    town = NodeTown(tmp_path)
-    operations = Operations(town.settings, open_cluster=lambda settings: town.site(), clock=lambda: town.nodes.now)
-    site = Site(town.settings, clock=lambda: town.nodes.now, operations=operations)
+    fake_site = FakeNodeSite(tmp_path)
+    operations = Operations(
+        fake_site.settings, open_cluster=lambda settings: fake_site.live_cluster(), clock=lambda: fake_site.nodes.now
+    )
+    site = Site(fake_site.settings, clock=lambda: fake_site.nodes.now, operations=operations)
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
         pools = web.get("/nodes", headers=JSON).json()["pools"]
-        assert sum(pool["total"] for pool in pools) == len(town.nodes.snapshot().nodes)
+        assert sum(pool["total"] for pool in pools) == len(fake_site.nodes.snapshot().nodes)
         assert pools[0]["pool"] in web.get("/nodes", headers=HTML).text
-        name = town.nodes.snapshot().nodes["name"].iloc[0]
+        name = fake_site.nodes.snapshot().nodes["name"].iloc[0]
         assert name in web.get(f"/nodes/{name}", headers=HTML).text
         assert web.get("/nodes/nowhere", headers=JSON).status_code == 404
 
 
-def test_the_latest_study_is_shown_with_its_figures(town: Town, web: TestClient) -> None:
+def test_the_latest_study_is_shown_with_its_figures(fake_site: FakeSite, web: TestClient) -> None:
     assert web.get("/study", headers=JSON).json()["made_at"] is None
     assert "helios study --keep" in web.get("/study", headers=HTML).text
-    now, folder = town.cluster.now, Path(town.settings.report.folder)
-    loaded, records = load_study(url=town.settings.database.url, cluster="dev", window=lambda _: (None, None))
+    now, folder = fake_site.cluster.now, Path(fake_site.settings.report.folder)
+    loaded, records = load_study(url=fake_site.settings.database.url, cluster="dev", window=lambda _: (None, None))
     found = study(loaded, records=records)
     path = store_study(found, folder, energy=None, now=now)
     assert path.stat().st_mode & 0o007 == 0
-    with client(town) as anew:
+    with client(fake_site) as anew:
         values = anew.get("/study", headers=JSON).json()
         assert values["made_at"] == now.isoformat()
         assert len(values["statements"]) == len(found.statements)
@@ -258,27 +264,27 @@ def test_the_latest_study_is_shown_with_its_figures(town: Town, web: TestClient)
     assert "<script" not in page
 
 
-def test_a_study_that_cannot_be_read_is_none(town: Town, web: TestClient) -> None:
-    (Path(town.settings.report.folder) / "study-dev.json").write_text("{")
+def test_a_study_that_cannot_be_read_is_none(fake_site: FakeSite, web: TestClient) -> None:
+    (Path(fake_site.settings.report.folder) / "study-dev.json").write_text("{")
     assert web.get("/study", headers=JSON).json() == {"made_at": None}
 
 
-def test_an_admin_sees_all_advice_and_a_user_their_own(town: Town) -> None:
-    with Warehouse.open(town.settings.database.url) as warehouse:
+def test_an_admin_sees_all_advice_and_a_user_their_own(fake_site: FakeSite) -> None:
+    with Warehouse.open(fake_site.settings.database.url) as warehouse:
         jobs = [
             a_job(
                 job_id=str(90_000 + number),
                 user=("alice", "bob")[number % 2],
                 name="sweep",
                 gpus=8,
-                submitted_at=town.cluster.now - timedelta(days=2, minutes=number),
+                submitted_at=fake_site.cluster.now - timedelta(days=2, minutes=number),
                 run_time_s=3_600.0,
                 time_limit_s=86_400.0,
             )
             for number in range(60)
         ]
         warehouse.load([a_batch(*jobs)], cluster="dev", path="more", sha256="another", format="sacct", timezone="UTC")
-    with client(town, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+    with client(fake_site, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
         of = {name: {**JSON, "X-Remote-User": name} for name in ("root", "alice")}
         assert {one["user"] for one in web.get("/advice", headers=of["root"]).json()["advice"]} == {"alice", "bob"}
         own = web.get("/advice", headers=of["alice"])
@@ -292,8 +298,8 @@ def test_an_admin_sees_all_advice_and_a_user_their_own(town: Town) -> None:
         assert web.get("/study", headers=of["alice"]).status_code == 404
 
 
-def test_reports_are_named_by_their_titles(town: Town, web: TestClient) -> None:
-    folder = Path(town.settings.report.folder)
+def test_reports_are_named_by_their_titles(fake_site: FakeSite, web: TestClient) -> None:
+    folder = Path(fake_site.settings.report.folder)
     (folder / "w.html").write_text("<!DOCTYPE html><title>What if? dev &amp; more</title>")
     (folder / "w.txt").write_text("text")
     titles = {each["file"]: each["title"] for each in web.get("/reports", headers=JSON).json()["reports"]}
@@ -301,63 +307,65 @@ def test_reports_are_named_by_their_titles(town: Town, web: TestClient) -> None:
     assert "What if? dev &amp; more" in web.get("/reports", headers=HTML).text
 
 
-def add_venus(town: Town) -> None:
+def add_venus(fake_site: FakeSite) -> None:
     """Load a file of another cluster, as by accident."""
-    with town.warehouse() as warehouse:
+    with fake_site.warehouse() as warehouse:
         loaded = {"cluster": "venus", "path": "v", "sha256": "v", "format": "sacct", "timezone": "UTC"}
-        warehouse.load([a_batch(a_job(user="vera", submitted_at=town.cluster.now - timedelta(days=1)))], **loaded)  # type: ignore[arg-type]  # all are texts
+        warehouse.load([a_batch(a_job(user="vera", submitted_at=fake_site.cluster.now - timedelta(days=1)))], **loaded)  # type: ignore[arg-type]  # all are texts
 
 
-def users_shown(town: Town, *, cluster: str | None = None, live: bool = True, setting: str = "") -> set[str] | str:
+def users_shown(
+    fake_site: FakeSite, *, cluster: str | None = None, live: bool = True, setting: str = ""
+) -> set[str] | str:
     """Return the users on the page of users, or why there is none."""
 
     def open_cluster(_: Settings) -> LiveCluster:
         if not live:
             raise ClusterUnavailable("slurmctld does not answer")
-        return town.site()
+        return fake_site.live_cluster()
 
-    database = town.settings.database.model_copy(update={"cluster": setting})
-    settings = town.settings.model_copy(update={"database": database})
+    database = fake_site.settings.database.model_copy(update={"cluster": setting})
+    settings = fake_site.settings.model_copy(update={"database": database})
     operations = Operations(settings, open_cluster=open_cluster)
-    site = Site(settings, cluster=cluster, clock=lambda: town.cluster.now, operations=operations)
+    site = Site(settings, cluster=cluster, clock=lambda: fake_site.cluster.now, operations=operations)
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
         found = web.get("/users", headers=JSON).json()
         assert (web.get("/study", headers=JSON).status_code == 200) == ("rows" in found)
         return {row["group"] for row in found["rows"]} if "rows" in found else str(found["error"])
 
 
-def test_the_cluster_is_the_named_one_else_the_live_one(town: Town) -> None:
-    assert users_shown(town, live=False) == {"alice", "bob"}  # the only one
-    add_venus(town)
-    assert users_shown(town) == {"alice", "bob"}
-    assert users_shown(town, setting="venus") == {"vera"}
-    assert users_shown(town, setting="venus", cluster="dev") == {"alice", "bob"}
-    assert users_shown(town, cluster="mars") == "No cluster 'mars' is loaded."
-    assert "several clusters: dev, venus" in users_shown(town, live=False)
+def test_the_cluster_is_the_named_one_else_the_live_one(fake_site: FakeSite) -> None:
+    assert users_shown(fake_site, live=False) == {"alice", "bob"}  # the only one
+    add_venus(fake_site)
+    assert users_shown(fake_site) == {"alice", "bob"}
+    assert users_shown(fake_site, setting="venus") == {"vera"}
+    assert users_shown(fake_site, setting="venus", cluster="dev") == {"alice", "bob"}
+    assert users_shown(fake_site, cluster="mars") == "No cluster 'mars' is loaded."
+    assert "several clusters: dev, venus" in users_shown(fake_site, live=False)
 
 
 def test_the_queue_of_another_cluster_than_the_named_one_is_not_shown(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = partial(Operations, open_cluster=lambda _: town.site())
-    monkeypatch.setattr("helios.web.pages.Operations", here)
-    database = town.settings.database.model_copy(update={"cluster": "venus"})
-    site = Site(town.settings.model_copy(update={"database": database}))
+    here = partial(Operations, open_cluster=lambda _: fake_site.live_cluster())
+    monkeypatch.setattr("helios.web.site.Operations", here)
+    database = fake_site.settings.database.model_copy(update={"cluster": "venus"})
+    site = Site(fake_site.settings.model_copy(update={"database": database}))
     assert "'dev', not 'venus'" in str(site.live())
 
 
 @pytest.mark.parametrize("name", ["../dev", "a/../../x", ".", "", "a\nb", "v" * 300])
-def test_the_study_of_a_cluster_of_any_name_stays_in_its_folder(town: Town, name: str) -> None:
-    folder = Path(town.settings.report.folder)
-    with sqlite3.connect(town.folder / "helios.db") as database:  # by an earlier version
+def test_the_study_of_a_cluster_of_any_name_stays_in_its_folder(fake_site: FakeSite, name: str) -> None:
+    folder = Path(fake_site.settings.report.folder)
+    with sqlite3.connect(fake_site.folder / "helios.db") as database:  # by an earlier version
         database.execute("UPDATE clusters SET name = ?", (name,))
-    stored = {"made_at": town.cluster.now.isoformat(), "subtitle": "", "values": {"secret": 1}, "sections": []}
+    stored = {"made_at": fake_site.cluster.now.isoformat(), "subtitle": "", "values": {"secret": 1}, "sections": []}
     for place in (folder / "study-dev.json", folder.parent / "dev.json", folder.parent / "x.json"):
         place.write_text(json.dumps(stored))
-    with client(town) as web:
+    with client(fake_site) as web:
         assert web.get("/study", headers=JSON).json() == {"made_at": None}
     kept = study_path(folder, name)
     assert kept.parent == folder
     kept.write_text(json.dumps(stored))
-    with client(town) as web:
+    with client(fake_site) as web:
         assert web.get("/study", headers=JSON).json()["secret"] == 1

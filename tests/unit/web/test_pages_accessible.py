@@ -19,7 +19,7 @@ import pytest
 
 from helios.study.study import load_study, store_study, study
 from helios.web.pages import ROUTES
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, client
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -56,20 +56,20 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Every page of a site with waiting jobs, decisions, a study and a report."""
-    folder = tmp_path_factory.mktemp("town")
-    town = Town(folder, report={"folder": str(folder / "reports")})
-    town.learn()
+    folder = tmp_path_factory.mktemp("fake_site")
+    fake_site = FakeSite(folder, report={"folder": str(folder / "reports")})
+    fake_site.learn()
     for user in ("bob", "alice"):
-        job = town.cluster.submit(user=user)
-    town.cycles.cycle(modes=ACTIVE)
-    now = town.cluster.now
+        job = fake_site.cluster.submit(user=user)
+    fake_site.cycles.cycle(modes=ACTIVE)
+    now = fake_site.cluster.now
     loaded, records = load_study(
-        url=town.settings.database.url, cluster="dev", window=lambda _: (now - timedelta(weeks=4), now)
+        url=fake_site.settings.database.url, cluster="dev", window=lambda _: (now - timedelta(weeks=4), now)
     )
-    store_study(study(loaded, records=records), folder / "reports", energy=town.settings.energy, now=now)
+    store_study(study(loaded, records=records), folder / "reports", energy=fake_site.settings.energy, now=now)
     (folder / "reports" / "night.html").write_text("<title>A night</title>")
     paths = [re.sub(r"\{user\}", "bob", re.sub(r"\{job\}", job, route.path)) for route in ROUTES]
-    with client(town) as web:
+    with client(fake_site) as web:
         return {path: web.get(path, headers=HTML).text for path in paths if "{" not in path}
 
 

@@ -26,7 +26,7 @@ from helios.web.pages import ROUTES
 from helios.web.server import Access, web_application
 from helios.web.site import Reader, Site
 from tests.builders import a_batch, a_job
-from tests.unit.app.sites import Town
+from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 
 PROXY: dict[str, Any] = {"user_header": "X-Remote-User", "admins": frozenset({"root"})}
@@ -48,18 +48,18 @@ SENTENCES_OF_QUEUE = re.compile(
 )
 
 
-class SharedTown:
-    """A town where eve and bob have jobs of every state, and bob's can be taken away."""
+class SharedSite:
+    """A site where eve and bob have jobs of every state, and bob's can be taken away."""
 
     def __init__(self, folder: Path) -> None:
-        self.town = Town(folder, report={"folder": str(folder / "reports")})
-        self.town.learn()
+        self.fake_site = FakeSite(folder, report={"folder": str(folder / "reports")})
+        self.fake_site.learn()
         (folder / "reports").mkdir()
         (folder / "reports" / "night.html").write_text("<title>bob's night</title>")
         study_path(folder / "reports", "dev").write_text("{}")
         self.ended = {user: f"{number}" for number, user in enumerate(("eve", "bob"), start=9_001)}
         self._load()
-        queue = self.town.cluster
+        queue = self.fake_site.cluster
         self.running = {user: queue.submit(user=user, partition="gpu") for user in ("bob", "eve")}
         for job in self.running.values():
             queue.start(job)
@@ -67,10 +67,10 @@ class SharedTown:
         self.waiting = {user: queue.submit(user=user, gpus=4, tasks=3) for user in ("bob", "eve")}
         queue.submit(user="bob", gpus=64)
         queue.tick(timedelta(minutes=5))
-        self.town.cycles.cycle(modes=ACTIVE)
+        self.fake_site.cycles.cycle(modes=ACTIVE)
 
     def _load(self) -> None:
-        now = pd.Timestamp(self.town.cluster.now)
+        now = pd.Timestamp(self.fake_site.cluster.now)
         alike = {"name": "sweep", "gpus": 8, "run_time_s": 3_600.0, "time_limit_s": 86_400.0}
         jobs = [
             a_job(
@@ -90,18 +90,18 @@ class SharedTown:
         batch = a_batch(*jobs)
         key = batch.jobs[["job_id", "submitted_at", "restart"]]
         predicted = key.assign(**dict.fromkeys(PREDICTIONS.names, 3_000.0) | {"source": "shrinkage"})
-        with self.town.warehouse() as warehouse:
+        with self.fake_site.warehouse() as warehouse:
             options = {"cluster": "dev", "path": "more", "sha256": "2", "format": "sacct", "timezone": "UTC"}
             warehouse.load([batch], **options)  # type: ignore[arg-type]  # all are texts
-            warehouse.add_predictions("dev", predicted, made_at=self.town.cluster.now)
+            warehouse.add_predictions("dev", predicted, made_at=self.fake_site.cluster.now)
 
     def remove_bob(self) -> None:
         """Remove bob's jobs from the queue, the history, the predictions and the audit."""
-        queue = self.town.cluster.snapshot()
+        queue = self.fake_site.cluster.snapshot()
         ids = [job for jobs in (queue.pending, queue.running) for job in jobs.loc[jobs["user"] == "bob", "job_id"]]
         for job in ids:
-            self.town.cluster.end(job)
-        with sqlite3.connect(self.town.folder / "helios.db") as database:
+            self.fake_site.cluster.end(job)
+        with sqlite3.connect(self.fake_site.folder / "helios.db") as database:
             (bob,) = database.execute("SELECT name_id FROM names WHERE text = 'bob'").fetchone()
             ids += [job for (job,) in database.execute("SELECT job_id FROM jobs WHERE user = ?", (bob,))]
             for table, column in (("predictions", "job_id"), ("decisions", "target"), ("applied_changes", "job_id")):
@@ -130,7 +130,7 @@ class SharedTown:
         queries += [f"?user={user}&from={begin}" for user in ("bob", "eve") for begin in VALUES["from"]]
         queries += [f"?account={name}&partition={name}&from=now-4weeks&user=eve" for name in ("bobs", "gpu")]
         found: dict[tuple[str, str], tuple[int, Any]] = {}
-        with client(self.town, **PROXY) as web:
+        with client(self.fake_site, **PROXY) as web:
             for path in self.paths(web):
                 is_live = path in {f"/jobs/{jobs['eve']}" for jobs in (self.running, self.waiting)}
                 # These pages are made anew each time, so that one value for each parameter must do.
@@ -148,11 +148,11 @@ class SharedTown:
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> SharedTown:
-    return SharedTown(tmp_path)
+def shared(tmp_path: Path) -> SharedSite:
+    return SharedSite(tmp_path)
 
 
-def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(shared: SharedTown) -> None:
+def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(shared: SharedSite) -> None:
     before = shared.answers("eve")
     shared.remove_bob()
     after = shared.answers("eve")
@@ -162,8 +162,8 @@ def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(shared: Share
     assert {"/", "/partitions", "/predictions", "/advice", "/users/eve", *own} <= told
 
 
-def test_an_admin_sees_the_jobs_of_all(shared: SharedTown) -> None:
-    with client(shared.town, **PROXY) as web:
+def test_an_admin_sees_the_jobs_of_all(shared: SharedSite) -> None:
+    with client(shared.fake_site, **PROXY) as web:
         of_root = {**JSON, "X-Remote-User": "root"}
         for route in ROUTES:
             if "{" not in route.path:  # nodes are not part of this cluster, and no history names any
@@ -178,8 +178,8 @@ def test_an_admin_sees_the_jobs_of_all(shared: SharedTown) -> None:
         assert "rests on" in web.get(f"/jobs/{shared.waiting['bob']}", headers={**HTML, "X-Remote-User": "root"}).text
 
 
-def test_a_user_sees_the_own_jobs_and_their_numbers(shared: SharedTown) -> None:
-    with client(shared.town, **PROXY) as web:
+def test_a_user_sees_the_own_jobs_and_their_numbers(shared: SharedSite) -> None:
+    with client(shared.fake_site, **PROXY) as web:
         of_eve = {**JSON, "X-Remote-User": "eve"}
         now = web.get("/", headers=of_eve).json()
         assert [row["job_id"] for row in now["queue"]] == [shared.first, shared.waiting["eve"]]
@@ -192,8 +192,8 @@ def test_a_user_sees_the_own_jobs_and_their_numbers(shared: SharedTown) -> None:
 
 
 @pytest.mark.parametrize("user", ["eve", "root"])
-def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedTown, user: str) -> None:
-    with client(shared.town, **PROXY) as web:
+def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedSite, user: str) -> None:
+    with client(shared.fake_site, **PROXY) as web:
         as_user = {**HTML, "X-Remote-User": user}
         menu = re.findall(r'<li><a href="([^"]+)"', web.get("/", headers=as_user).text)
         assert len(menu) == (4 if user == "eve" else 13)
@@ -203,7 +203,7 @@ def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedTown, use
             assert ('name="user"' in page.text) <= (user == "root")
 
 
-def test_a_page_made_for_one_reader_is_not_shown_to_another(shared: SharedTown) -> None:
+def test_a_page_made_for_one_reader_is_not_shown_to_another(shared: SharedSite) -> None:
     def told(web: TestClient, user: str, path: str) -> tuple[int, str]:
         page = web.get(path, headers={**JSON, "X-Remote-User": user})
         return page.status_code, page.text
@@ -211,9 +211,9 @@ def test_a_page_made_for_one_reader_is_not_shown_to_another(shared: SharedTown) 
     paths = ("/partitions", "/predictions", "/advice", "/users/eve", "/users/bob", "/")
     alone = {}
     for user in ("root", "bob", "eve"):
-        with client(shared.town, **PROXY) as web:
+        with client(shared.fake_site, **PROXY) as web:
             alone |= {(user, path): told(web, user, path) for path in paths}
-    with client(shared.town, **PROXY) as web:
+    with client(shared.fake_site, **PROXY) as web:
         for user in ("root", "eve", "bob", "eve", "root"):
             assert [told(web, user, path) for path in paths] == [alone[user, path] for path in paths]
 
@@ -237,16 +237,16 @@ NAMES_NOBODY = {
 
 @pytest.mark.parametrize("names", NAMES_NOBODY.values(), ids=NAMES_NOBODY.keys())
 def test_a_header_that_names_not_exactly_one_user_is_refused(tmp_path: Path, names: list[str]) -> None:
-    with client(Town(tmp_path), **PROXY) as web:
+    with client(FakeSite(tmp_path), **PROXY) as web:
         headers = [*JSON.items(), *(("X-Remote-User", name.encode("latin-1")) for name in names)]
         refused = web.get("/", headers=headers)  # type: ignore[arg-type]  # httpx takes texts and bytes
         assert (refused.status_code, "queue" in refused.text) == (403, False)
 
 
 def test_the_header_may_be_written_in_any_case_the_user_may_not(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    town.learn()
-    with client(town, **PROXY) as web:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    with client(fake_site, **PROXY) as web:
         assert web.get("/users", headers={**JSON, "x-REMOTE-user": "root"}).status_code == 200
         for name in ("Root", "ROOT", "root.", "root@realm"):
             assert web.get("/users", headers={**JSON, "X-Remote-User": name}).status_code == 404
@@ -273,8 +273,8 @@ def test_the_header_may_be_written_in_any_case_the_user_may_not(tmp_path: Path) 
         "/jobs/..%2fusers%2fbob",
     ],
 )
-def test_no_spelling_of_an_address_opens_another_users_page(shared: SharedTown, path: str) -> None:
-    with client(shared.town, **PROXY) as web:
+def test_no_spelling_of_an_address_opens_another_users_page(shared: SharedSite, path: str) -> None:
+    with client(shared.fake_site, **PROXY) as web:
         told = web.get(path, headers={**JSON, "X-Remote-User": "eve"})
         assert told.status_code in {307, 404}
         assert not told.text.count("rows")
@@ -286,8 +286,8 @@ def spellings(job: str) -> list[str]:
     return [*(job + end for end in ends), f"-{job}", f"0{job}", "9" * 400, "%F0%9F%92%A5", "nan", "_", "*"]
 
 
-def test_an_id_in_any_spelling_tells_nothing_of_anothers_job(shared: SharedTown) -> None:
-    with client(shared.town, **PROXY) as web:
+def test_an_id_in_any_spelling_tells_nothing_of_anothers_job(shared: SharedSite) -> None:
+    with client(shared.fake_site, **PROXY) as web:
         for job in (shared.waiting["bob"], shared.running["bob"], shared.ended["bob"]):
             for spelt in spellings(job):
                 told = web.get(f"/jobs/{spelt}", headers={**JSON, "X-Remote-User": "eve"})
@@ -301,7 +301,7 @@ def test_an_id_in_any_spelling_tells_nothing_of_anothers_job(shared: SharedTown)
 class Work:
     """Counts what the answers about jobs cost."""
 
-    def __init__(self, shared: SharedTown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, shared: SharedSite, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shared, self.explained, self.looked_up = shared, 0, 0
         explain, has_job = pages_module.explain, getattr(Warehouse, "has_job", None)
 
@@ -319,7 +319,7 @@ class Work:
 
     def of(self, web: TestClient, job: str) -> tuple[int, int, int, int, str]:
         """Return readings, explanations, look-ups and the answer of one request."""
-        cluster = self.shared.town.cluster
+        cluster = self.shared.fake_site.cluster
         before = cluster.looks, self.explained, self.looked_up
         told = web.get(f"/jobs/{job}", headers={**JSON, "X-Remote-User": "eve"})
         readings, explained, looked_up = cluster.looks, self.explained, self.looked_up
@@ -328,10 +328,10 @@ class Work:
 
 
 def test_a_strangers_request_costs_the_same_whosever_the_job_is(
-    shared: SharedTown, monkeypatch: pytest.MonkeyPatch
+    shared: SharedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work(shared, monkeypatch)
-    with client(shared.town, **PROXY) as web:
+    with client(shared.fake_site, **PROXY) as web:
         web.get("/", headers={**JSON, "X-Remote-User": "eve"})  # the shared reading of the queue
         jobs = ("404404", shared.waiting["bob"], shared.running["bob"], shared.ended["bob"])
         told = {job: work.of(web, job) for job in jobs}
@@ -341,12 +341,12 @@ def test_a_strangers_request_costs_the_same_whosever_the_job_is(
             assert work.of(web, job)[1:4] == (1, 1, 200)
 
 
-def test_where_the_queue_cannot_be_read_every_job_is_answered_alike(shared: SharedTown) -> None:
+def test_where_the_queue_cannot_be_read_every_job_is_answered_alike(shared: SharedSite) -> None:
     def unreachable(_: Any) -> LiveCluster:
         raise ClusterUnavailable("slurmctld does not answer")
 
-    operations = Operations(shared.town.settings, open_cluster=unreachable)
-    site = Site(shared.town.settings, clock=lambda: shared.town.cluster.now, operations=operations)
+    operations = Operations(shared.fake_site.settings, open_cluster=unreachable)
+    site = Site(shared.fake_site.settings, clock=lambda: shared.fake_site.cluster.now, operations=operations)
     application = web_application(site, Access(token=JSON["Authorization"].removeprefix("Bearer "), **PROXY))
     with TestClient(application, base_url="http://127.0.0.1") as web:
         jobs = ("404404", *(jobs[user] for jobs in (shared.waiting, shared.ended) for user in ("bob", "eve")))
@@ -355,13 +355,13 @@ def test_where_the_queue_cannot_be_read_every_job_is_answered_alike(shared: Shar
 
 
 def test_where_the_history_cannot_be_read_every_job_is_answered_alike(
-    shared: SharedTown, monkeypatch: pytest.MonkeyPatch
+    shared: SharedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any, **__: Any) -> bool:
         raise WarehouseUnavailable("The database does not answer.")
 
     monkeypatch.setattr(Warehouse, "has_job", failing)
-    with client(shared.town, **PROXY) as web:
+    with client(shared.fake_site, **PROXY) as web:
         jobs = ("404404", *(jobs[user] for jobs in (shared.waiting, shared.ended) for user in ("bob", "eve")))
         told = [web.get(f"/jobs/{job}", headers={**JSON, "X-Remote-User": "eve"}) for job in jobs]
     assert {(one.status_code, one.text) for one in told} == {(503, told[0].text)}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
+from helios.changes import to_node_changes
 from helios.metrics.spare_nodes import CHECK_S, SAFE_RULE, AwakeRule
 from helios.model import NodeUse
 from helios.services.energy_saving import Ces, CesOptions
@@ -73,7 +74,7 @@ def run(*, whole_nodes: bool, boot_s: int) -> Both:
             each.next_event_s()  # jobs that can start do
         snapshot = by_service.snapshot()
         object.__setattr__(snapshot, "use", use_until(by_service, now_s))  # a copy would make all frames
-        by_service.steer(service.decide(snapshot))
+        by_service.steer(to_node_changes(service.decide(snapshot)).changes)
         counts.append((powered(by_kernel), powered(by_service)))
     kernel, by_ces = np.array(counts).T
     return Both(kernel=kernel, service=by_ces)

@@ -60,6 +60,19 @@ def metrics(output, target):
 """
 
 
+HELD_UP = """
+from pathlib import Path
+counted, epochs = metrics, 0
+
+def metrics(output, target):
+    global epochs
+    epochs += 1
+    while epochs > 3 and not Path({free!r}).exists():
+        time.sleep(0.01)
+    return counted(output, target)
+"""
+
+
 def a_sweep(
     folder: Path, trials: list[dict[str, Any]], fused: str = "", *, rest: str = "", epochs: int = 3, pause: float = 0.0
 ) -> Path:
@@ -235,9 +248,18 @@ def a_task(folder: Path) -> psutil.Process | None:
     return next((each for each in pool_processes(folder / "pool") if FUSED_TASK in each.cmdline()), None)
 
 
+def hold_up(folder: Path) -> Path:
+    """Have each process train three epochs and then wait for the file that is returned, however late it comes."""
+    free = folder / "free"
+    with (folder / "models.py").open("a") as models:
+        models.write(HELD_UP.format(free=str(free)))
+    return free
+
+
 def test_after_kills_trials_go_on_from_checkpoints_to_one_result(tmp_path: Path) -> None:
     trials = [{"lr": lr} for lr in (0.1, 0.2, 0.3)]
-    path = a_sweep(tmp_path, trials, "checkpoint_s = 0.001", epochs=12, pause=0.1)
+    path = a_sweep(tmp_path, trials, "checkpoint_s = 0.001", epochs=12)
+    free = hold_up(tmp_path)
     command = [sys.executable, "-m", "helios", "pool", "run", str(path), "--slots", "1", "--folder", "pool"]
     environment = {**os.environ, "HELIOS_NO_PLUGINS": ""}
     pool = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
@@ -252,6 +274,7 @@ def test_after_kills_trials_go_on_from_checkpoints_to_one_result(tmp_path: Path)
         there = a_task(tmp_path)
         if there is not None and not killed and len(steps(tmp_path, 0)) > before[0]:
             killed.append(there.pid)
+            free.touch()
             there.send_signal(signal.SIGKILL)
         return fixed_slots(snapshot)
 
@@ -267,16 +290,24 @@ def test_after_kills_trials_go_on_from_checkpoints_to_one_result(tmp_path: Path)
 
 def test_a_paused_trial_leaves_its_process_and_later_goes_on(tmp_path: Path) -> None:
     path = a_sweep(tmp_path, [{"lr": lr} for lr in (0.1, 0.2)], epochs=15, pause=0.1)
+    free = hold_up(tmp_path)
+
+    class Frees(Watched):
+        def refresh(self, pool: Coordinator) -> None:
+            if "asked" in self.kinds(1):
+                free.touch()
 
     class Ends(Watched):
         def refresh(self, pool: Coordinator) -> None:
             if pool.ends_s is None and (tmp_path / "pool/trials/00001/report.jsonl").exists() and steps(tmp_path, 1):
                 pool.ends_s = time.time() + 30.0  # within the margin
+                free.touch()
 
     end, found = run_sweep(path, watched=Ends(), margin_s=60.0)
     assert end.reason == "the time of the allocation is up"
     assert [(trial.state, trial.attempts) for trial in found.values()] == [(TrialState.WAITING, 1)] * 2
     before, paused = len(steps(tmp_path, 0)), list[int]()
+    free.unlink()
 
     def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
         if not paused and len(steps(tmp_path, 0)) > before:
@@ -284,7 +315,7 @@ def test_a_paused_trial_leaves_its_process_and_later_goes_on(tmp_path: Path) -> 
             return [PauseTrial(number=1, reason="a test")]
         return fixed_slots(snapshot)
 
-    watched = Watched()
+    watched = Frees()
     _, found = run_sweep(path, decide=decide, watched=watched)
     assert watched.kinds(0) == ["started", "finished"]
     assert watched.kinds(1) == ["started", "asked", "paused", "started", "finished"]

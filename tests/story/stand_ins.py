@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.waiting import TEST_TIMEOUT_S
 
-POWER = Path(__file__).parents[3] / "deploy" / "slurm" / "power"
+POWER = Path(__file__).parents[2] / "deploy" / "slurm" / "power"
 PASSWORD = r'p"w\ #1'
 """With all that a file format could stumble on."""
 

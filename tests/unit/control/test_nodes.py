@@ -16,7 +16,7 @@ from helios.control.observed import Observation
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node
-from tests.unit.control.nodes.table import (
+from tests.unit.control.nodes_table import (
     ACTIVE,
     ASLEEP,
     AWAKE,
@@ -40,7 +40,7 @@ from tests.unit.control.nodes.table import (
 from tests.unit.control.table import order
 
 
-def test_a_node_is_put_to_sleep_and_stands_in_the_applied_now() -> None:
+def test_a_node_put_to_sleep_is_in_the_ledger() -> None:
     table = NodeTable().after_two_looks()
     report = table.says(*down("n1"))
     assert report.slept == ("n1",)
@@ -77,7 +77,7 @@ def test_asking_again_writes_nothing_more() -> None:
     assert report.counts["ces"][Result.UNCHANGED] == 2
 
 
-def test_what_is_meant_is_in_the_applied_now_and_the_undo_file_before_anything_is_done() -> None:
+def test_intent_is_in_ledger_and_undo_file_before_any_write() -> None:
     table = NodeTable().after_two_looks()
     seen: list[tuple[Undo, dict[str, str]]] = []
     steer = table.cluster.steer
@@ -91,7 +91,7 @@ def test_what_is_meant_is_in_the_applied_now_and_the_undo_file_before_anything_i
     assert seen == [(Undo(asleep=("n1", "n2")), {"n1": "asleep", "n2": "asleep"})]
 
 
-def test_a_wake_is_in_the_applied_now_before_it_is_told() -> None:
+def test_a_wake_is_in_the_ledger_before_it_is_written() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.says(after=5 * MINUTE)
@@ -107,7 +107,7 @@ def test_a_wake_is_in_the_applied_now_before_it_is_told() -> None:
     assert seen == [{"n1": "awake"}]
 
 
-def test_an_undo_file_that_cannot_be_written_keeps_helios_suspended() -> None:
+def test_an_unwritable_undo_file_stops_every_write() -> None:
     table = NodeTable().after_two_looks()
     table.undo_fails = FileUnreadable("the disk is full")
     report = table.says(*down("n1"))
@@ -117,7 +117,7 @@ def test_an_undo_file_that_cannot_be_written_keeps_helios_suspended() -> None:
 
 
 @pytest.mark.parametrize("after", [2, 3])
-def test_a_ledger_that_cannot_be_written_keeps_helios_suspended(after: int) -> None:
+def test_an_unwritable_ledger_stops_every_write(after: int) -> None:
     table = NodeTable().after_two_looks()
     table.ledger.fail_next(after=after, times=9)
     report = table.says(*down("n1"))
@@ -165,7 +165,7 @@ def test_a_standby_does_nothing() -> None:
     assert table.cluster.writes == 0
 
 
-def test_a_cluster_that_cannot_be_seen_keeps_helios_suspended() -> None:
+def test_an_unseen_cluster_stops_every_write() -> None:
     table = NodeTable().after_two_looks()
     table.cluster.fail_next()
     report = table.says(*down("n1"))
@@ -191,7 +191,7 @@ def test_the_conditions_of_jobs_hold_for_nodes(change: dict[str, object], why: s
     assert table.cluster.writes == 0
 
 
-def test_an_answer_cut_short_keeps_helios_suspended_and_changes_no_applied_now() -> None:
+def test_an_answer_cut_short_stops_writes_and_changes_no_ledger() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.cluster._nodes.clear()
@@ -200,7 +200,7 @@ def test_an_answer_cut_short_keeps_helios_suspended_and_changes_no_applied_now()
     assert table.applied() == {"n1": "asleep"}
 
 
-def test_suspended_reasons_are_written_down_once() -> None:
+def test_reasons_of_suspended_cycles_are_written_down_once() -> None:
     table = NodeTable().after_two_looks()
     well = table.world
     table.world = lambda now: replace(well(now), history_read_at=None)
@@ -247,7 +247,7 @@ def test_a_shadow_that_no_longer_wants_a_node_asleep_would_wake_it() -> None:
     assert table.applied("shadow") == {"n1": "asleep"}
 
 
-def test_a_job_on_a_node_that_sleeps_in_a_shadow_only_is_told() -> None:
+def test_a_job_on_a_node_that_only_a_shadow_sleeps_is_told() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"), mode=SHADOW)
     table.cluster.submit(nodes=10)
@@ -285,7 +285,7 @@ def test_a_service_that_may_no_longer_write_has_its_nodes_woken() -> None:
     assert table.applied() == {}
 
 
-def test_nodes_suspended_falling_are_woken_when_they_are_asleep() -> None:
+def test_nodes_still_going_down_are_woken_once_asleep() -> None:
     table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=180.0)).after_two_looks()
     table.says(*down("n1"))
     report = table.cycle(active(Says(), name="ces", mode=OFF))
@@ -337,7 +337,7 @@ def test_a_failing_service_is_written_down_and_skipped() -> None:
     assert "no rows" in table.lines(service="broken")[0]["outcome"]
 
 
-def test_a_service_that_acts_on_jobs_is_a_fault_in_the_domain_of_nodes() -> None:
+def test_a_job_action_in_the_domain_of_nodes_is_a_fault() -> None:
     table = NodeTable().after_two_looks()
     report = table.cycle(active(Says(order(j1=0.5))))
     assert report.counts["qssf"] == {Result.FAILED: 1}
@@ -388,7 +388,7 @@ def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
     return NodeTable(cluster=cluster, settings=settings).after_two_looks()
 
 
-def test_the_writes_of_a_cycle_are_shared_by_the_services_in_their_order() -> None:
+def test_services_share_the_writes_of_a_cycle_in_order() -> None:
     table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 3})).after_two_looks()
     report = table.cycle(active(Says(*down("n1", "n2")), name="ces"), active(Says(*down("n4", "n5", "n6")), name="own"))
     assert report.slept == ("n1", "n2", "n4")
@@ -414,7 +414,7 @@ def test_a_shrinking_list_obeys_the_bound_of_nodes_on_their_way() -> None:
     assert table.cluster.keep_awake == "n[1,9]"
 
 
-def test_a_list_holds_no_node_that_does_not_exist_and_every_node_that_is_never_to_sleep() -> None:
+def test_a_list_has_every_node_never_to_sleep_and_none_unknown() -> None:
     table = by_list(never="n3,nowhere")
     table.says(keep("n1", "n77", "n3"))
     assert table.cluster.keep_awake == "n[1,3,9]"
@@ -436,7 +436,7 @@ def test_a_quarantined_node_stays_in_a_list_that_stands() -> None:
     assert table.cluster.keep_awake == "n[1-2,5,9]"
 
 
-def test_nodes_that_must_stay_in_a_list_are_counted_in_its_reason_with_why_the_first_stays() -> None:
+def test_the_reason_of_a_list_counts_nodes_that_must_stay() -> None:
     table = by_list(most_in_transition=0.2)
     table.says(keep("n1", "n2", "n3", "n4", "n5"))
     table.says(keep("n1"))
@@ -445,7 +445,7 @@ def test_nodes_that_must_stay_in_a_list_are_counted_in_its_reason_with_why_the_f
     assert table.lines(action="KeepAwake")[-1]["reason"] == "needed soon"
 
 
-def test_a_node_asleep_that_another_service_wants_asleep_too_is_its_own_from_then_on() -> None:
+def test_a_second_service_takes_over_a_node_asleep() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"), name="first")
     table.says(after=5 * MINUTE, name="first")
@@ -456,7 +456,7 @@ def test_a_node_asleep_that_another_service_wants_asleep_too_is_its_own_from_the
     assert table.cluster.power_of("n1") is ASLEEP
 
 
-def test_what_was_noticed_before_an_undo_file_failed_is_written_down_and_what_was_meant_is_not() -> None:
+def test_a_failed_undo_file_keeps_observations_and_drops_intents() -> None:
     table = NodeTable(settings=node_settings(payback_s=0)).after_two_looks()
     table.says(*down("n1"))
     table.cluster.fail_wakes("n1")
@@ -469,7 +469,7 @@ def test_what_was_noticed_before_an_undo_file_failed_is_written_down_and_what_wa
 
 
 @pytest.mark.parametrize("mode", [ACTIVE, SHADOW, canary(percent=100)])
-def test_a_list_that_stands_is_asked_for_again_without_a_write_or_a_line(mode: ServiceMode) -> None:
+def test_an_equal_list_is_asked_for_without_a_write(mode: ServiceMode) -> None:
     table = by_list()
     table.says(keep("n1", "n2"), mode=mode)
     writes, records, calls = table.cluster.writes, table.ledger.records, len(table.cluster.steered)
@@ -478,7 +478,7 @@ def test_a_list_that_stands_is_asked_for_again_without_a_write_or_a_line(mode: S
     assert (table.cluster.writes, table.ledger.records, len(table.cluster.steered)) == (writes, records, calls)
 
 
-def test_a_list_from_which_no_node_may_leave_now_is_not_written_again() -> None:
+def test_a_list_that_no_node_may_leave_is_not_rewritten() -> None:
     table = by_list(most_in_transition=0.1, most_asleep=0.1)
     table.says(keep(*(f"n{n}" for n in range(1, 11))))
     table.says(keep(*(f"n{n}" for n in range(1, 10))))
@@ -496,7 +496,7 @@ def test_the_list_of_a_shadow_shrinks_from_what_the_shadow_asked_for() -> None:
     assert set(nodes_named(table.applied("shadow", setting="keep_awake")[""])) == {"n1", "n4", "n5"}
 
 
-def test_nodes_that_slurms_timer_is_about_to_put_to_sleep_take_their_place() -> None:
+def test_nodes_that_the_timer_puts_to_sleep_count_for_the_bound() -> None:
     table = by_list(most_in_transition=0.2)
     table.says(keep(*(f"n{n}" for n in range(1, 9))))  # n10 is idle and in nobody's list
     table.cluster.suspend_time_s = 86_400 + 600.0
@@ -565,7 +565,7 @@ def test_a_node_that_only_the_undo_file_names_is_woken() -> None:
     assert table.undo == Undo()
 
 
-def test_an_error_of_the_conditions_keeps_helios_suspended() -> None:
+def test_an_error_of_the_preconditions_stops_every_write() -> None:
     def unknown(now: object) -> None:
         raise ClusterUnavailable("no controller")
 
@@ -574,7 +574,7 @@ def test_an_error_of_the_conditions_keeps_helios_suspended() -> None:
     assert "no controller" in table.says(*down("n1")).suspended[0]
 
 
-def test_a_pause_during_the_cycle_stops_it_before_the_door() -> None:
+def test_a_pause_during_the_cycle_stops_it_before_a_write() -> None:
     table = NodeTable().after_two_looks()
     table.pause_asked = lambda: "alice"
     report = table.says(*down("n1"))
@@ -582,7 +582,7 @@ def test_a_pause_during_the_cycle_stops_it_before_the_door() -> None:
     assert any("paused: alice" in note for note in report.notes)
 
 
-def test_a_list_of_names_that_cannot_be_read_keeps_helios_suspended() -> None:
+def test_an_unreadable_list_of_names_stops_every_write() -> None:
     table = NodeTable(settings=node_settings(never="n[1-"))
     assert "power.never" in table.says(*down("n1")).suspended[0]
     assert issubclass(FileUnreadable, HeliosError)
@@ -595,7 +595,7 @@ def test_counts_of_the_report_say_what_was_seen() -> None:
     assert (report.nodes[ASLEEP], report.nodes[AWAKE], report.asleep_by_helios) == (2, 8, 2)
 
 
-def test_an_old_undo_file_beside_a_applied_now_is_not_believed() -> None:
+def test_an_old_undo_file_beside_a_ledger_is_not_believed() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.cluster.admin_powers_down("n2")
@@ -606,21 +606,21 @@ def test_an_old_undo_file_beside_a_applied_now_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("result", [Result.POSTPONED, Result.REFUSED])
-def test_what_the_door_does_not_write_stands_as_it_was(result: Result) -> None:
+def test_what_is_not_written_stays_in_the_ledger_as_it_was(result: Result) -> None:
     table = NodeTable(settings=node_settings(payback_s=0)).after_two_looks()
     table.says(*down("n1"))
     table.says(after=5 * MINUTE)
-    applied_now = table.ledger.applied_changes()
+    applied = table.ledger.applied_changes()
     steer = table.cluster.steer
     table.cluster.steer = lambda changes: [change.outcome(result, "no") for change in changes]  # type: ignore[method-assign]
     table.says(*up("n1"))
-    assert table.ledger.applied_changes().equals(applied_now)
+    assert table.ledger.applied_changes().equals(applied)
     assert table.undo == Undo(asleep=("n1",))
     table.cluster.steer = steer  # type: ignore[method-assign]
     assert table.says(*up("n1")).woken == ("n1",)
 
 
-def test_a_applied_now_that_cannot_be_read_for_once_is_not_written_over() -> None:
+def test_a_ledger_unreadable_for_once_is_not_written_over() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.cycle(active(Says(), name="ces"), active(Says(*down("n2")), name="dream", mode=SHADOW))
@@ -633,7 +633,7 @@ def test_a_applied_now_that_cannot_be_read_for_once_is_not_written_over() -> Non
     assert table.says().woken == ()
 
 
-def test_a_drained_sleeper_takes_no_place_from_nodes_that_are_to_be_woken() -> None:
+def test_a_drained_sleeper_takes_no_place_from_nodes_to_wake() -> None:
     table = NodeTable(settings=node_settings(most_in_transition=0.1)).after_two_looks()
     for node in ("n1", "n2"):
         table.says(*down(node), after=20 * MINUTE)

@@ -25,7 +25,7 @@ from helios.control.observed import observed_nodes
 from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
 from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
-from tests.unit.control.nodes.table import ACTIVE, HOUR, MINUTE, NodeTable, down, keep, node_settings, some_nodes, up
+from tests.unit.control.nodes_table import ACTIVE, HOUR, MINUTE, NodeTable, down, keep, node_settings, some_nodes, up
 
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
@@ -89,13 +89,13 @@ def test_clearing_one_node_leaves_the_other_and_the_protected_mode() -> None:
     )
 
 
-def test_clearing_all_nodes_ends_the_protected_mode_and_forgets_no_sleep_and_no_wake() -> None:
+def test_clearing_all_nodes_ends_protected_mode_and_keeps_sleeps_and_wakes() -> None:
     assert clear_failed_wakes(REMEMBERED) == replace(
         REMEMBERED, failures=(), quarantined={}, protected_at=None, keep_off={}
     )
 
 
-def test_a_sleep_a_failure_and_a_node_kept_off_are_remembered_for_a_day_and_no_longer() -> None:
+def test_sleeps_failures_and_nodes_kept_off_are_remembered_for_a_day() -> None:
     assert REMEMBERED.without_old_entries(NOON + DAY - SECOND) == REMEMBERED
     assert REMEMBERED.without_old_entries(NOON + DAY) == replace(REMEMBERED, slept={}, failures=(), keep_off={})
 
@@ -113,7 +113,7 @@ def test_a_sleep_is_counted_once_and_a_wake_keeps_its_first_time() -> None:
     assert memory.wakes == {"n1": first}
 
 
-def test_a_failed_wake_is_watched_no_more_and_the_last_one_allowed_begins_the_protected_mode_once() -> None:
+def test_the_last_failed_wake_allowed_begins_protected_mode_once() -> None:
     settings, later = Power(failures_to_protect=2), replace(FAILURES[1], at=NOON + HOUR)
     memory = NodeControllerState(wakes=REMEMBERED.wakes).with_failure(FAILURES[0], settings)
     assert (set(memory.wakes), set(memory.quarantined), memory.protected_at) == ({"n2"}, {"n1"}, None)
@@ -122,7 +122,7 @@ def test_a_failed_wake_is_watched_no_more_and_the_last_one_allowed_begins_the_pr
     assert memory.with_failure(replace(later, at=NOON + DAY), settings).protected_at == NOON + HOUR
 
 
-def test_the_protected_mode_names_its_nodes_once_each_and_says_when_they_were_cleared() -> None:
+def test_protected_mode_names_its_nodes_once_with_their_clearing() -> None:
     twice = replace(REMEMBERED, failures=(FAILURES[1], *FAILURES))
     assert "since 2026-01-05 12:00 UTC" in twice.protected
     assert "(n1, n2)" in twice.protected
@@ -134,7 +134,7 @@ def test_the_protected_mode_names_its_nodes_once_each_and_says_when_they_were_cl
 
 
 @pytest.mark.parametrize(("apart", "follows"), [(HOUR, True), (HOUR + SECOND, False), (-SECOND, False)])
-def test_a_node_is_idle_since_the_first_look_of_those_less_than_an_hour_apart(apart: timedelta, follows: bool) -> None:
+def test_a_node_is_idle_since_the_first_of_close_observations(apart: timedelta, follows: bool) -> None:
     memory = NodeControllerState(looked_at=NOON, idle={"n1": NOON - HOUR})
     found = seen(by=look(a_node(name="n1"), a_node(name="n2"), at=NOON + apart), memory=memory).memory
     assert found.idle == {"n1": NOON - HOUR if follows else NOON + apart, "n2": NOON + apart}
@@ -142,7 +142,7 @@ def test_a_node_is_idle_since_the_first_look_of_those_less_than_an_hour_apart(ap
 
 
 @pytest.mark.parametrize(("idle_for", "by"), [(0, "somebody"), (1, "Slurm woke it for a job")])
-def test_a_node_idle_since_after_it_was_put_to_sleep_had_a_job(idle_for: int, by: str) -> None:
+def test_a_node_idle_since_after_its_sleep_had_a_job(idle_for: int, by: str) -> None:
     node = a_node(name="n1", idle_since=NOON + idle_for * SECOND)
     (line,) = seen(a_row(), by=look(node, at=NOON + HOUR)).lines
     assert line.reason.startswith(by)
@@ -151,7 +151,7 @@ def test_a_node_idle_since_after_it_was_put_to_sleep_had_a_job(idle_for: int, by
 
 
 @pytest.mark.parametrize(("after_s", "off"), [(3599, True), (3600, False)])
-def test_a_node_that_somebody_wakes_before_it_paid_is_kept_off_for_a_day(after_s: int, off: bool) -> None:
+def test_a_node_woken_by_others_early_is_kept_off_for_a_day(after_s: int, off: bool) -> None:
     at = NOON + after_s * SECOND
     found = seen(a_row(), by=look(a_node(name="n1"), at=at, payback_s=3600)).memory
     assert found.keep_off == ({"n1": at + DAY} if off else {})
@@ -177,7 +177,7 @@ def test_a_wake_fails_a_minute_after_slurms_own_bound(after_s: int, failed: bool
 @pytest.mark.parametrize(
     ("reason", "failed"), [("ResumeTimeout reached", True), ("Not responding", True), ("", True), ("disk swap", False)]
 )
-def test_a_sleeper_found_down_failed_to_wake_unless_a_person_gave_a_reason(reason: str, failed: bool) -> None:
+def test_a_sleeper_found_down_without_a_reason_failed_to_wake(reason: str, failed: bool) -> None:
     node = a_node(name="n1", state="DOWN", power=None, reason=reason)
     found = seen(a_row(), by=look(node, at=NOON + HOUR))
     assert set(found.memory.quarantined) == ({"n1"} if failed else set())
@@ -197,7 +197,7 @@ def test_a_list_that_the_cluster_forgot_goes_alone() -> None:
 
 
 @pytest.mark.parametrize("quiet", [{"after": ""}, {"overridden": True}, {"released": True}])
-def test_a_list_that_was_never_read_back_or_is_theirs_or_was_released_goes_without_a_word(
+def test_a_list_unread_foreign_or_released_goes_silently(
     quiet: dict[str, Any],
 ) -> None:
     released = bool(quiet.get("released"))
@@ -222,7 +222,7 @@ def test_weights_that_the_cluster_forgot_leave_the_record_without_a_word() -> No
     assert (found.notes, found.lines) == ((), ())
 
 
-def test_a_weight_that_was_not_read_back_or_is_theirs_already_is_not_said_to_be_changed() -> None:
+def test_an_unread_or_foreign_weight_is_not_told_as_changed() -> None:
     rows = (weighed("n1", after=""), weighed("n2", overridden=True))
     found = seen(*rows, by=look(*(a_node(name=node, weight=99.0) for node in ("n1", "n2"))))
     assert (found.applied, found.lines, found.notes) == (applied(*rows), (), ())
@@ -270,7 +270,7 @@ def test_a_forecast_is_of_this_hour_up_to_an_hour_away(minutes: int, fits: bool)
 
 
 @pytest.mark.parametrize(("idle_s", "fits"), [(300, True), (299, False)])
-def test_a_node_may_sleep_as_soon_as_it_was_idle_for_the_time_that_is_set(idle_s: int, fits: bool) -> None:
+def test_a_node_may_sleep_after_the_configured_idle_time(idle_s: int, fits: bool) -> None:
     around = context(a_node(name="n1", idle_since=NOON - idle_s * SECOND), power={"idle_s": 300})
     assert (refusal(down("n1")[0], around) == "") is fits
 
@@ -281,7 +281,7 @@ def test_a_node_first_seen_idle_at_this_very_look_was_seen_once(ago: timedelta, 
     assert (refusal(down("n1")[0], context(a_node(name="n1"), memory=memory)) == "") is fits
 
 
-def test_a_node_down_or_out_of_service_is_not_woken_and_the_reason_says_what_it_is() -> None:
+def test_a_node_down_or_out_of_service_is_not_woken() -> None:
     nodes = [
         a_node(name="n1", state="DOWN", power=None),
         a_node(name="n2", power="asleep", flags="MAINT+POWERED_DOWN"),
@@ -293,7 +293,7 @@ def test_a_node_down_or_out_of_service_is_not_woken_and_the_reason_says_what_it_
     assert told == ["it is DOWN", "it is MAINT", "drained: fan", ""]
 
 
-def test_a_place_is_kept_for_every_node_that_slurms_timer_is_about_to_take() -> None:
+def test_a_place_is_kept_for_nodes_that_the_timer_takes() -> None:
     nodes = observed_nodes(a_snapshot(nodes=some_nodes()))
     room = PowerBudget(nodes, Power(most_in_transition=0.3), about_to_fall=["n9", "n10"])
     assert [room.to_sleep(nodes[name])[0] for name in ("n1", "n2")] == [Result.DONE, Result.POSTPONED]
@@ -323,7 +323,7 @@ def test_a_replay_bounds_the_same_nodes_as_a_live_cycle(most_in_transition: floa
 # What stands, and what a report counts.
 
 
-def test_an_undo_file_is_as_many_rows_of_helios_itself_none_of_them_read_back() -> None:
+def test_an_undo_file_becomes_rows_of_helios_not_read_back() -> None:
     undo = Undo(asleep=("n1",), weights=(("n2", 10),), keep_awake="n9")
     common = {"service": HELIOS, "after": "", "written_at": NOON}
     assert with_undo_records(AppliedChanges(), undo, at=NOON) == applied(
@@ -333,13 +333,13 @@ def test_an_undo_file_is_as_many_rows_of_helios_itself_none_of_them_read_back() 
     assert Undo(asleep=("n1",)).rows(at=NOON, service=HELIOS).keys() == {a_row().key}
 
 
-def test_an_undo_file_has_what_is_helios_own_and_gives_it_back_the_same() -> None:
+def test_an_undo_file_reads_back_what_helios_wrote() -> None:
     rows = (a_row("n2"), a_row("n1"), a_row("n3", overridden=True), weighed("n4", own="10.0"), listed())
     assert Undo.of(applied(*rows)) == Undo(asleep=("n1", "n2"), weights=(("n4", 10),), keep_awake="n9")
     assert Undo.of(applied(listed(overridden=True))) == Undo()
 
 
-def test_what_cannot_be_seen_stays_in_the_record_and_what_is_theirs_does_not() -> None:
+def test_an_unseen_change_stays_recorded_and_a_foreign_one_does_not() -> None:
     rows = (a_row("n1"), a_row("n2"), a_row("gone"), a_row("theirs", overridden=True), weighed("n2"))
     snapshot = a_snapshot(nodes=[a_node(name="n1", power="asleep"), a_node(name="n2", weight=10.0)], power=POWERING)
     assert possibly_applied_changes(applied(*rows).real, snapshot).keys() == {a_row("n1").key, a_row("gone").key}
@@ -359,7 +359,7 @@ def test_only_what_was_done_counts_as_slept_woken_or_weighed() -> None:
     assert activity.memory == NodeControllerState(slept={"n1": (NOON,)}, wakes={"n2": WakeUp(since=NOON, by="Helios")})
 
 
-def test_a_report_counts_each_state_of_power_by_itself_and_only_nodes_in_service_in_a_pool() -> None:
+def test_a_report_counts_each_power_state_and_nodes_in_service() -> None:
     powers = {"n1": "awake", "n2": "falling asleep", "n3": "asleep", "n4": "asleep", "n5": "waking", "n6": "awake"}
     nodes = [a_node(name=name, power=power) for name, power in powers.items()]
     nodes[0] |= {"gpus_held": 1}
@@ -382,7 +382,7 @@ def test_without_a_snapshot_a_report_has_only_its_time() -> None:
     assert node_cycle_counts(None, applied(a_row()), at=NOON) == {"taken_at": NOON}
 
 
-def test_nodes_wanted_awake_are_those_of_the_first_service_that_speaks_of_power() -> None:
+def test_the_first_service_about_power_says_which_nodes_stay_awake() -> None:
     nodes = observed_nodes(
         a_snapshot(
             nodes=[

@@ -11,7 +11,7 @@ from helios.control import Undo, release_nodes
 from helios.errors import ClusterUnavailable, FileUnreadable
 from helios.model import Snapshot
 from helios.testing import FakeNodes
-from tests.unit.control.nodes.table import (
+from tests.unit.control.nodes_table import (
     ASLEEP,
     HOUR,
     MINUTE,
@@ -111,7 +111,7 @@ def test_a_release_works_without_the_undo_file() -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "pause"])
-def test_an_undo_file_that_cannot_be_read_is_told_and_the_book_is_enough(how: str) -> None:
+def test_with_an_unreadable_undo_file_the_ledger_is_enough(how: str) -> None:
     table = busy_helios()
     table.unreadable = FileUnreadable("permission denied")
     if how == "pause":
@@ -122,7 +122,7 @@ def test_an_undo_file_that_cannot_be_read_is_told_and_the_book_is_enough(how: st
     assert nothing_of_helios(table)
 
 
-def test_what_only_the_undo_file_knew_and_is_left_is_in_the_book_as_of_the_release() -> None:
+def test_what_only_the_undo_file_knew_goes_into_the_ledger() -> None:
     table = busy_helios()
     table.ledger = type(table.ledger)(domain=table.ledger.domain)  # the database was lost
     table.cluster.refuse_writes("n2")
@@ -131,7 +131,7 @@ def test_what_only_the_undo_file_knew_and_is_left_is_in_the_book_as_of_the_relea
     assert (row["node"], row["service"], row["written_at"]) == ("n2", "helios", table.cluster.now)
 
 
-def test_with_neither_book_nor_undo_file_that_can_be_read_both_reasons_are_told() -> None:
+def test_with_ledger_and_undo_file_unreadable_both_reasons_are_told() -> None:
     table = busy_helios()
     table.ledger.fail_next(times=99)
     table.unreadable = FileUnreadable("permission denied")
@@ -217,7 +217,7 @@ def test_after_a_pause_helios_starts_anew() -> None:
     assert table.says(*down("n1"), after=10 * MINUTE).slept == ("n1",)
 
 
-def test_an_overridden_weight_survives_a_release() -> None:
+def test_a_weight_of_an_admin_survives_a_release() -> None:
     table = busy_helios()
     table.cluster.admin_sets_weight("n5", 50)
     table.says(name="node_fill_order")
@@ -250,7 +250,7 @@ def test_a_node_whose_write_is_refused_remains() -> None:
     assert table.release().clean
 
 
-def test_without_the_database_the_undo_file_is_enough_for_weights_that_were_never_read_back() -> None:
+def test_without_the_database_the_undo_file_restores_unread_weights() -> None:
     table = busy_helios()
     table.ledger = type(table.ledger)(domain=table.ledger.domain)
     table.world = lambda now: replace(all_is_well(now), paused="enough")
@@ -259,7 +259,7 @@ def test_without_the_database_the_undo_file_is_enough_for_weights_that_were_neve
     assert table.cycle(after=HOUR).clean
 
 
-def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> None:
+def test_a_pause_that_must_wait_is_written_down_once() -> None:
     table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=600.0)).after_two_looks()
     table.cluster.fail_wakes("n3")
     table.says(*down("n3"))
@@ -274,7 +274,7 @@ def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> N
 
 
 @pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
-def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_cycle_that_has(mechanism: str) -> None:
+def test_a_paused_cycle_reverts_what_a_release_had_no_privilege_for(mechanism: str) -> None:
     table = busy_helios(mechanism=mechanism)
     table.cycle(active(Says(), name="ces"), active(Says(), name="node_fill_order"))
     asked = ["", *(f"n{n}" for n in range(1, 11))]
@@ -293,7 +293,7 @@ def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_cycle_t
 
 
 @pytest.mark.parametrize("how", ["release", "pause"])
-def test_a_sleeping_node_that_was_drained_is_left_to_its_admin_told_and_woken_once_back_in_service(how: str) -> None:
+def test_a_drained_sleeper_is_woken_once_back_in_service(how: str) -> None:
     table = busy_helios()
     table.cluster.drain("n2")
     if how == "pause":
@@ -309,7 +309,7 @@ def test_a_sleeping_node_that_was_drained_is_left_to_its_admin_told_and_woken_on
     assert nothing_of_helios(table)
 
 
-def test_a_pause_goes_on_beside_a_drained_sleeper_without_a_line_for_each_cycle() -> None:
+def test_a_pause_beside_a_drained_sleeper_writes_no_line_each_cycle() -> None:
     table = busy_helios()
     table.cluster.drain("n2")
     table.pause()
@@ -320,7 +320,7 @@ def test_a_pause_goes_on_beside_a_drained_sleeper_without_a_line_for_each_cycle(
     assert len(table.lines()) == lines
 
 
-def test_without_applied_now_and_undo_file_a_release_does_not_say_that_nothing_is_left() -> None:
+def test_a_release_without_records_does_not_claim_that_nothing_is_left() -> None:
     table = busy_helios()
     table.ledger.fail_next(times=99)
     written: list[Undo] = []

@@ -19,7 +19,7 @@ from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node
 from tests.changes import asked_of_nodes
-from tests.unit.control.nodes.table import (
+from tests.unit.control.nodes_table import (
     ACTIVE,
     HOUR,
     OFF,
@@ -48,7 +48,7 @@ def rows(report: NodeCycleReport) -> list[Row]:
     return [tuple((line | {"outcome": line["outcome"].split(":")[0]}).values()) for line in lines]
 
 
-def applied_now(table: NodeTable) -> set[tuple[Any, ...]]:
+def applied_changes_of(table: NodeTable) -> set[tuple[Any, ...]]:
     columns = ["service", "mode", "setting", "node", "value", "own", "after", "overridden"]
     return set(table.ledger.applied_changes()[columns].astype(object).itertuples(index=False, name=None))
 
@@ -83,7 +83,7 @@ def night() -> Night:
     return Night()
 
 
-ASLEEP_APPLIED_NOW = {
+ASLEEP_APPLIED = {
     ("ces", "active", "power", "n1", "asleep", "", "IDLE+POWERING_DOWN", 0),
     ("ces", "active", "power", "n2", "asleep", "", "IDLE+POWERING_DOWN", 0),
 }
@@ -103,7 +103,7 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(night: Nigh
         ("other", "shadow", "PowerDown", "n9", "would", "awake", "asleep"),
     ]
     assert report.decisions["reason"].str.contains("2").tolist()[2]
-    assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
+    assert applied_changes_of(night.table) == {*ASLEEP_APPLIED, OF_THE_SHADOW}
     assert night.table.undo == Undo(asleep=("n1", "n2"))
 
 
@@ -133,7 +133,7 @@ def test_a_first_cycle_reports_all_that_it_saw_and_did(night: Night) -> None:
     ]
 
 
-def test_a_first_cycle_remembers_who_was_asked_what_slept_and_since_when_all_is_idle(night: Night) -> None:
+def test_a_first_cycle_remembers_sleepers_and_idle_times(night: Night) -> None:
     first = night.table.cluster.now.isoformat()
     night.cycle()
     now = night.table.cluster.now.isoformat()
@@ -159,7 +159,7 @@ def test_a_first_cycle_remembers_who_was_asked_what_slept_and_since_when_all_is_
 
 def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night) -> None:
     night.cycle()
-    before = applied_now(night.table)
+    before = applied_changes_of(night.table)
     report = night.cycle()
     assert (rows(report), report.slept, report.weighed) == ([], (), ())
     assert report.counts == {
@@ -168,16 +168,16 @@ def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night
         "other": {Result.UNCHANGED: 1},
     }
     assert (report.asleep_by_helios, report.tallies["by_helios"].tolist()) == (2, [2])
-    assert applied_now(night.table) == before
+    assert applied_changes_of(night.table) == before
 
 
-def test_a_shadow_that_wants_a_node_back_says_so_under_its_own_name(night: Night) -> None:
+def test_a_shadow_wants_a_node_back_under_its_own_name(night: Night) -> None:
     night.cycle()
     night.shadow.actions = []
     report = night.cycle()
     assert rows(report) == [("other", "shadow", "RevertNodes", "n9", "would", "asleep", "awake")]
     assert "other" in report.decisions["reason"][0]
-    assert applied_now(night.table) == ASLEEP_APPLIED_NOW
+    assert applied_changes_of(night.table) == ASLEEP_APPLIED
 
 
 def test_nodes_asked_for_again_are_woken_at_once(night: Night) -> None:
@@ -208,7 +208,7 @@ def test_stillness_is_written_down_once_and_said_in_every_report(night: Night) -
     assert memory(night.table)["suspended"] == []
 
 
-def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -> None:
+def test_a_pause_reverts_everything_and_says_so_once(night: Night) -> None:
     night.cycle()
     night.table.pause()
     report = night.cycle()
@@ -221,7 +221,7 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -
     assert (report.woken, report.weighed, report.remaining, report.clean) == (("n1", "n2"), (), (), True)
     assert (report.suspended, report.counts) == (("paused: enough",), {"helios": {Result.DONE: 2}})
     assert len(report.notes) == 1
-    assert (applied_now(night.table), night.table.undo) == (set(), Undo())
+    assert (applied_changes_of(night.table), night.table.undo) == (set(), Undo())
     later = night.cycle()
     assert (rows(later), later.woken, later.suspended) == ([], (), ("paused: enough",))
 
@@ -237,7 +237,7 @@ def test_a_release_reports_all_that_it_did_and_that_it_leads(night: Night) -> No
     assert [row[1] for row in rows(report)] == ["paused"] * 3
     assert (report.asleep_by_helios, sum(report.nodes.values()), len(report.tallies)) == (0, 10, 1)
     assert report.memory.wakes.keys() == {"n1", "n2"}
-    assert (applied_now(night.table), night.table.undo) == (set(), Undo())
+    assert (applied_changes_of(night.table), night.table.undo) == (set(), Undo())
 
 
 def test_a_release_under_anothers_lease_does_not_say_that_it_leads(night: Night) -> None:
@@ -272,7 +272,7 @@ def test_a_cluster_that_cannot_be_seen_is_said_with_no_figures(night: Night) -> 
     assert (dict(report.nodes), report.tallies.empty) == ({}, True)
     assert rows(report) == [("helios", "off", "Cycle", "", "nothing was done", None, None)]
     assert report.taken_at == night.table.cluster.now
-    assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
+    assert applied_changes_of(night.table) == {*ASLEEP_APPLIED, OF_THE_SHADOW}
 
 
 def test_a_standby_saw_what_it_was_to_see_and_writes_nothing(night: Night) -> None:
@@ -285,7 +285,7 @@ def test_a_standby_saw_what_it_was_to_see_and_writes_nothing(night: Night) -> No
 
 
 @pytest.mark.parametrize("step", ["acquire", "applied_changes"])
-def test_what_fails_before_the_first_write_is_the_reason_of_a_suspended_cycle(night: Night, step: str) -> None:
+def test_a_failure_before_the_first_write_suspends_the_cycle(night: Night, step: str) -> None:
     def fails(*_: object, **__: object) -> Any:
         raise WarehouseUnavailable("no database")
 
@@ -304,7 +304,7 @@ def test_a_cluster_lost_while_acting_is_noted_and_counts_for_the_breaker(night: 
     assert (report.slept, report.weighed) == ((), ())
     assert [note for note in report.notes if note.endswith("no answer")]
     assert memory(night.table)["breaker"]["bad_in_row"] == 1
-    assert {row[3] for row in applied_now(night.table)} >= {"n1", "n2"}  # who knows what became of them
+    assert {row[3] for row in applied_changes_of(night.table)} >= {"n1", "n2"}  # who knows what became of them
 
 
 def test_an_admin_who_changes_a_weight_gets_a_line_and_the_node(night: Night) -> None:
@@ -314,7 +314,7 @@ def test_an_admin_who_changes_a_weight_gets_a_line_and_the_node(night: Night) ->
     (line,) = [row for row in rows(report) if row[2] == "HandsOff"]
     assert (line[3], line[5], line[6]) == ("n4", "Weight 11", "Weight 4294967280")
     assert night.table.cluster.weight_of("n4") == 4_294_967_280
-    assert [row[-1] for row in applied_now(night.table) if row[3] == "n4"] == [1]
+    assert [row[-1] for row in applied_changes_of(night.table) if row[3] == "n4"] == [1]
     assert "n4" not in dict(night.table.undo.weights)
 
 
@@ -325,7 +325,7 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
         ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "KeepAwake", "", "done"),
     ]
-    ((*_, value, own, after, overridden),) = applied_now(table)
+    ((*_, value, own, after, overridden),) = applied_changes_of(table)
     assert (own, overridden, bool(value)) == ("", 0, True)
     assert "n[1-2]" in after or "n1,n2" in after
     assert table.undo == Undo(keep_awake="")
@@ -335,7 +335,7 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
         ("helios", "paused", "RevertNodes", "", "done"),
         ("helios", "paused", "Cycle", "venus", "done"),
     ]
-    assert (applied_now(table), table.undo) == (set(), Undo())
+    assert (applied_changes_of(table), table.undo) == (set(), Undo())
 
 
 def test_a_pool_of_its_own_has_a_tally_of_its_own() -> None:
@@ -346,7 +346,7 @@ def test_a_pool_of_its_own_has_a_tally_of_its_own() -> None:
     assert report.slept == ("n1",)
 
 
-def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helios(night: Night) -> None:
+def test_nodes_of_a_removed_service_are_reverted_by_helios(night: Night) -> None:
     night.cycle()
     night.table.cluster.tick(HOUR)
     report = night.table.cycle(active(night.shadow, name="other", mode=SHADOW))
@@ -357,10 +357,10 @@ def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helio
     ]
     assert "2" in report.decisions["reason"][0]
     assert all("ces" in reason for reason in report.decisions["reason"][1:])
-    assert applied_now(night.table) == {OF_THE_SHADOW}
+    assert applied_changes_of(night.table) == {OF_THE_SHADOW}
 
 
-def test_what_was_entered_and_never_done_stays_in_the_applied_now_while_it_may_fall_yet() -> None:
+def test_an_intent_without_result_stays_recorded_while_it_may_happen() -> None:
     table = NodeTable().after_two_looks()
     table.cluster.crash_after(writes=0)
     with pytest.raises(Crash):
@@ -397,14 +397,14 @@ def test_a_drained_sleeper_is_not_woken_though_nobody_said_to_keep_off() -> None
     assert "DRAIN" in table.why_refused("n9")
 
 
-def test_lists_that_keep_so_many_of_some_nodes_are_told_apart_by_node_and_number() -> None:
+def test_lists_that_keep_some_nodes_differ_by_node_and_number() -> None:
     assert same_list("SuspendExcNodes n[1-4]:2,n9", "n9,n[1-4]:2")
     assert not same_list("n[1-4]:2", "n[1-4]:3")
     assert not same_list("n[1-4]:2", "n[1-3]:2")
     assert not same_list("n[1-4]:2", "n[1-4]")
 
 
-def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
+def test_a_canary_writes_no_other_node() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
     door = node_cluster_for_mode(canary("debug"), cluster, read_snapshot=cluster.snapshot, applied={})
     assert door is not None
@@ -440,7 +440,7 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     ]
 
 
-def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() -> None:
+def test_changes_of_nodes_beyond_the_budget_wait_with_a_note() -> None:
     table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 1})).after_two_looks()
     report = table.says(*down("n1", "n2"))
     assert (report.slept, report.counts) == (("n1",), {"ces": {Result.DONE: 1, Result.POSTPONED: 1}})

@@ -16,7 +16,7 @@ from helios.changes import LIST, Change, nodes_named
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
 from tests.examples import examples
-from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
+from tests.unit.control.nodes_table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
 
 FEW = settings(max_examples=examples(15), deadline=None)
 BOUND = 3  # of the nodes on their way: 0.3 of twelve, rounded down
@@ -111,7 +111,7 @@ def nothing_of_helios_is_left(table: NodeTable) -> bool:
 
 @FEW
 @given(story=cycles)
-def test_no_busy_excluded_or_drained_node_is_ever_powered_down_and_few_are_on_their_way(story: list[Any]) -> None:
+def test_no_busy_excluded_or_drained_node_is_ever_powered_down(story: list[Any]) -> None:
     table = a_table()
     take_cycles(table, story)
     for seen in table.cluster.power_downs:
@@ -146,9 +146,7 @@ def nodes_in(change: Change[str]) -> set[str]:
 
 @FEW
 @given(story=cycles, mechanism=st.sampled_from(["sleep", "keep_awake"]))
-def test_no_node_is_written_that_no_service_may_change_or_that_helios_never_changed(
-    story: list[Any], mechanism: str
-) -> None:
+def test_no_node_outside_scope_and_record_is_ever_written(story: list[Any], mechanism: str) -> None:
     table = a_table(mechanism=mechanism)
     changed: set[str] = set()
     for step in story:

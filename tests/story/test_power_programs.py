@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.power.stand_ins import LINES, PASSWORD, POWER, MachineRoom
+from tests.story.stand_ins import LINES, PASSWORD, POWER, MachineRoom
 from tests.waiting import TEST_TIMEOUT_S, until
 
 WITH_SECRET = [way for way in LINES if way != "cloud"]
@@ -22,7 +22,7 @@ def room(tmp_path: Path) -> MachineRoom:
 
 
 @pytest.mark.parametrize("way", LINES)
-def test_every_back_end_switches_off_and_on_and_asks_for_nothing_that_is_so_already(tmp_path: Path, way: str) -> None:
+def test_every_back_end_switches_only_what_is_not_so_already(tmp_path: Path, way: str) -> None:
     room = MachineRoom(folder=tmp_path, way=way)
     room.write("leaves/n1", "2\n")
     ran = room.run("off", "--wait", "n1,n2")
@@ -35,7 +35,7 @@ def test_every_back_end_switches_off_and_on_and_asks_for_nothing_that_is_so_alre
 
 
 @pytest.mark.parametrize("way", WITH_SECRET)
-def test_the_secret_is_on_no_command_line_in_no_environment_and_in_no_log(tmp_path: Path, way: str) -> None:
+def test_the_secret_is_in_no_command_line_environment_or_log(tmp_path: Path, way: str) -> None:
     room = MachineRoom(folder=tmp_path, way=way)
     room.write("password", "another")  # so that it is refused, and said why
     said = room.run("on", "--wait", "n1").said
@@ -133,7 +133,7 @@ def test_a_session_s_token_is_not_sent_elsewhere(tmp_path: Path) -> None:
     assert "evil" not in room.read("asked")
 
 
-def test_curl_follows_no_redirect_reads_no_settings_of_its_own_and_speaks_https_alone(tmp_path: Path) -> None:
+def test_curl_speaks_https_alone_without_redirects_or_own_settings(tmp_path: Path) -> None:
     room = MachineRoom(folder=tmp_path, way="redfish")
     assert room.run("off", "--wait", "n1").status == 0
     calls = [line for line in room.read("argv").splitlines() if "curl" in line]
@@ -168,7 +168,7 @@ def test_what_fails_is_tried_again(room: MachineRoom) -> None:
     assert "off n1 done: it is off (try 3)" in room.read("log")
 
 
-def test_slurm_gets_its_answer_at_once_and_may_end_the_program_s_group_while_the_work_goes_on(
+def test_slurm_gets_its_answer_while_the_work_goes_on(
     room: MachineRoom,
 ) -> None:
     room.write("hangs/n1", "")
@@ -217,7 +217,7 @@ def test_an_order_that_is_overtaken_is_not_tried_again(room: MachineRoom) -> Non
     assert room.is_on("n1")
 
 
-def test_a_machine_that_suspended_goes_off_is_not_taken_for_one_that_is_on(room: MachineRoom) -> None:
+def test_a_machine_still_going_off_does_not_count_as_on(room: MachineRoom) -> None:
     room.configure(timeout=1)
     room.write("leaves/n1", "never\n")
     assert room.run("off", "--wait", "n1").status == 1
@@ -229,7 +229,7 @@ def test_a_machine_that_suspended_goes_off_is_not_taken_for_one_that_is_on(room:
 
 
 @pytest.mark.parametrize("way", ["ipmipower", "redfish"])
-def test_a_machine_that_ignores_the_request_is_forced_off_only_if_told_so(tmp_path: Path, way: str) -> None:
+def test_a_machine_that_ignores_requests_is_forced_off_if_configured(tmp_path: Path, way: str) -> None:
     room = MachineRoom(folder=tmp_path, way=way, more="force=yes grace=0")
     room.write("leaves/n1", "never\n")
     assert room.run("off", "--wait", "n1").status == 0
@@ -243,7 +243,7 @@ def test_a_node_with_a_job_is_not_switched_off(room: MachineRoom) -> None:
     assert (room.is_on("n1"), room.read("argv")) == (True, "")
 
 
-def test_a_node_is_not_switched_off_while_slurm_does_not_answer_but_switched_on(room: MachineRoom) -> None:
+def test_a_silent_slurm_stops_switching_off_but_not_on(room: MachineRoom) -> None:
     room.write("no_answer", "")
     room.write("machines/n2", "off\n")
     assert room.run("off", "--wait", "n1").status == 1

@@ -10,7 +10,7 @@ from helios.model import NodePower
 from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
 from helios.testing import FakeLedger, a_use
-from tests.unit.control.nodes.table import Says, active, all_is_well, down, node_settings
+from tests.unit.control.nodes_table import Says, active, all_is_well, down, node_settings
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 

@@ -16,7 +16,7 @@ from helios.control.guards import MOST_SPARE, PowerBudget
 from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
-from tests.unit.control.nodes.table import (
+from tests.unit.control.nodes_table import (
     FALLING,
     HOUR,
     MINUTE,
@@ -120,7 +120,7 @@ def test_a_node_must_be_idle_for_the_time_that_is_set() -> None:
     assert table.says(*down(node), after=3 * MINUTE).slept == (node,)
 
 
-def test_where_slurm_does_not_say_since_when_a_node_idles_the_looks_do() -> None:
+def test_without_a_time_from_slurm_observations_say_how_long_nodes_idle() -> None:
     table = a_table(idle_s=300)
     look = table.cluster.snapshot
 
@@ -218,7 +218,7 @@ def test_no_more_of_a_pool_are_asleep_than_may_be() -> None:
     assert "no more than 3 of 10 nodes of gpu" in table.why_refused("n4")
 
 
-def test_a_node_is_put_to_sleep_so_many_times_a_day_and_no_more() -> None:
+def test_a_node_has_a_bounded_number_of_sleeps_a_day() -> None:
     table = a_table(cycles_per_day=2, payback_s=0)
     for _ in range(2):
         table.cycle(after=10 * MINUTE)
@@ -241,7 +241,7 @@ def test_an_old_forecast_puts_nothing_to_sleep() -> None:
     assert "not of this hour" in refused(table)
 
 
-def test_nothing_is_put_to_sleep_in_protected_mode_and_nodes_suspended_wake() -> None:
+def test_protected_mode_puts_nothing_to_sleep_and_still_wakes_nodes() -> None:
     table = a_table()
     table.says(*down("n1"))
     table.memory = replace(table.memory, protected_at=table.cluster.now)
@@ -260,7 +260,7 @@ def test_a_quarantined_node_stays_awake_until_it_is_cleared() -> None:
     assert table.says(*down("n1")).slept == ("n1",)
 
 
-def test_a_sleep_is_refused_where_the_list_is_the_mechanism_and_the_reverse() -> None:
+def test_only_the_configured_mechanism_puts_nodes_to_sleep() -> None:
     assert "power.mechanism is keep_awake" in refused(a_table(mechanism="keep_awake"))
     table = a_table()
     table.says(keep("n1"))

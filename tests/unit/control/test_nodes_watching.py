@@ -9,7 +9,7 @@ import pytest
 
 from helios.control import NodeControllerState, clear_failed_wakes
 from helios.testing import FakeNodes
-from tests.unit.control.nodes.table import (
+from tests.unit.control.nodes_table import (
     AWAKE,
     HOUR,
     MINUTE,
@@ -57,7 +57,7 @@ def test_a_job_that_came_and_went_between_two_looks_is_a_job() -> None:
     assert table.memory.keep_off == {}
 
 
-def test_an_admin_who_wakes_a_node_soon_after_has_it_left_awake_for_a_day() -> None:
+def test_a_node_that_an_admin_woke_stays_awake_for_a_day() -> None:
     table = NodeTable(settings=node_settings(payback_s=3600)).after_two_looks()
     table.says(*down("n1"))
     table.says(after=5 * MINUTE)
@@ -73,7 +73,7 @@ def test_an_admin_who_wakes_a_node_soon_after_has_it_left_awake_for_a_day() -> N
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_wake_of_a_node_that_is_gone_or_put_to_sleep_again_is_nobodys_concern(gone: bool) -> None:
+def test_a_wake_of_a_node_gone_or_asleep_again_is_ignored(gone: bool) -> None:
     table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=300.0)).after_two_looks()
     table.says(*down("n1"))
     table.says(*up("n1"), after=2 * HOUR)
@@ -107,7 +107,7 @@ def test_a_node_that_helios_woke_is_nobody_elses_deed() -> None:
     assert table.lines(action="Woken") == []
 
 
-def test_a_wake_that_a_crash_left_in_the_applied_now_is_helios_own() -> None:
+def test_a_wake_that_a_crash_left_in_the_ledger_is_by_helios() -> None:
     table = asleep("n1", "n2")
     table.cluster.crash_after(writes=1)
     with pytest.raises(Exception, match="crash"):
@@ -137,7 +137,7 @@ def test_a_node_that_does_not_come_is_quarantined_and_told() -> None:
     assert len(table.lines(action="FailedWake")) == 1
 
 
-def test_a_node_that_slurm_could_not_wake_for_a_job_is_a_failed_wake() -> None:
+def test_a_node_that_slurm_could_not_wake_is_a_failed_wake() -> None:
     table = asleep("n1")
     table.cluster.fail_wakes("n1")
     table.cluster.submit(nodes=10)
@@ -172,7 +172,7 @@ def test_a_node_that_hangs_while_waking_fails_after_the_timeout() -> None:
     assert len(table.says(after=2 * MINUTE).memory.failures) == 1
 
 
-def test_failed_wakes_are_seen_by_a_suspended_cycle_too() -> None:
+def test_a_suspended_cycle_sees_failed_wakes_too() -> None:
     table = asleep("n1")
     table.cluster.fail_wakes("n1")
     table.says(*up("n1"), after=HOUR)
@@ -189,7 +189,7 @@ def fail_some_wakes(table: NodeTable, *nodes: str) -> None:
     table.says(after=12 * MINUTE)
 
 
-def test_too_many_failed_wakes_lead_to_protected_mode_until_a_person_clears_it() -> None:
+def test_failed_wakes_lead_to_protected_mode_until_a_person_clears_it() -> None:
     table = asleep("n1", "n2", "n3", "n4", failures_to_protect=3)
     fail_some_wakes(table, "n1", "n2")
     assert table.says(*down("n5")).slept == ("n5",)
