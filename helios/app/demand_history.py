@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.record import jobs_between
 from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
@@ -115,12 +116,16 @@ def count_nodes(history: LoadedHistory, asked: RequestedClusterShape) -> NodeSer
     PartitionUnknown
         A replay is needed, and the nodes named are not those of its partitions.
     """
+    begin, capacity = history.window[0], history.capacity
     jobs, notes = _usable_jobs(history, asked)
     known = jobs["started_at"].notna() & (jobs["ended_at"].notna() | _runs(jobs))
     if known.mean() >= FEWEST_STARTED:
-        counted = _count_recorded(jobs[known].reset_index(drop=True), asked)
+        counted = _count_recorded(jobs[known].reset_index(drop=True), asked, begin=begin)
     else:
-        counted = _count_replayed(jobs[jobs["run_time_s"].notna()].reset_index(drop=True), asked)
+        timed = jobs_between(jobs[jobs["run_time_s"].notna()], begin, None)
+        counted = _count_replayed(timed.reset_index(drop=True), asked)
+    if capacity is not None and capacity.nodes is not None:
+        counted = replace(counted, total=float(capacity.nodes))
     return NodeSeries(
         name=history.cluster if asked.partition is None else f"{history.cluster}, {asked.partition}",
         start_s=counted.first_s,
@@ -179,11 +184,12 @@ def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float6
     return np.asarray(jobs["nodes"].fillna(1.0).to_numpy(), dtype=np.float64)
 
 
-def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
+def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape, *, begin: datetime | None) -> _Counted:
     start_s, end_s, submitted_s = (
         whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("started_at", "ended_at", "submitted_at")
     )
-    first_s = int(start_s.min()) // STEP_S * STEP_S
+    # Of the time before the record is complete only those that lasted are known.
+    first_s = max(int(start_s.min()), int(begin.timestamp()) if begin else 0) // STEP_S * STEP_S
     # After the last submission, jobs may have run that are missing because they had not ended when history was read.
     n_steps = max(int(submitted_s.max()) - first_s, STEP_S) // STEP_S
     until_s = first_s + n_steps * STEP_S
@@ -195,8 +201,6 @@ def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counte
         group = np.zeros(len(held.names), dtype=np.int64)
         busy = most_at_once(held, group=group, n_groups=1, first_s=first_s, step_s=STEP_S, n_steps=n_steps)[0]
         total = float(asked.total or len(held.names))
-        if not asked.nodes:
-            notes.append(f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N.")
     else:
         ends_s = np.minimum(end_s, until_s + STEP_S)
         size = most_held(start_s, ends_s, _size(jobs, asked), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
