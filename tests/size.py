@@ -14,22 +14,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 4_200,
+    "top, model, metrics": 4_150,
     "ingest": 4_500,
     "warehouse": 2_450,
     "predict": 4_550,
     "services": 950,
     "control": 3_000,
     "slurm": 4_450,
-    "simulate": 6_050,
-    "report": 5_100,
+    "simulate": 6_000,
+    "report": 4_950,
     "app": 10_700,
     "daemon": 950,
     "cli": 3_300,
-    "testing": 1_450,
+    "testing": 1_400,
     "web": 850,
     "training": 10_150,
-    "study": 5_650,
+    "study": 5_350,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what."""

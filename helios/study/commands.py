@@ -145,7 +145,7 @@ def compare_(
     Write each with: helios study ... --json > FILE
     """
     refuse_misplaced(context, write="helios study compare ONE OTHER")
-    from helios.study.text import compare, comparison_tables  # noqa: PLC0415 - no help needs it
+    from helios.study.comparison import compare, comparison_tables  # noqa: PLC0415 - no help needs it
 
     found = compare(_read(one), _read(other))
     print_result(found.to_json(), *comparison_tables(found), as_json=as_json)

@@ -149,7 +149,7 @@ def submit_(
     """
     if gpus is not None and shards is not None:
         raise UsageError("--gpus and --shards exclude each other.", hint="A job has whole GPUs or shards of them.")
-    from helios.training.run import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
+    from helios.training.submit import Allocation, job_script, submit_pool  # noqa: PLC0415 - no help needs it
 
     allocation = Allocation(
         partition=partition,
@@ -186,7 +186,7 @@ def load_(
     database.url), helios pool run keeps its trials by itself; this makes one, and is for pools that ran elsewhere. What
     is stored already stays as it is.
     """
-    from helios.training.run import keep_runs  # noqa: PLC0415 - no help needs it
+    from helios.training.past_runs import keep_runs  # noqa: PLC0415 - no help needs it
 
     new = keep_runs(configuration().settings.database.url, folders)
     lines = [

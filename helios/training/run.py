@@ -5,23 +5,15 @@ Nothing of a site is needed: no configuration, database or daemon.
 
 from __future__ import annotations
 
-import getpass
-import hashlib
 import os
-import shlex
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, HeliosError, UsageError
-from helios.model.trial_runs import TrialRun
-from helios.private_files import make_folder
+from helios.errors import UsageError
 from helios.training.model import Device, TrialState
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.containers import find_container
@@ -35,11 +27,10 @@ from helios.training.report import PoolResult
 
 if TYPE_CHECKING:
     from helios.training.forecast import TrialModel
+from helios.training.past_runs import keep_if_possible, known_runs
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
-SUBMIT_S = 60.0
-"""How long sbatch may take."""
 SHARED_SLOTS = 8
 """Most trials on a GPU that a service shares between trials."""
 MARGIN_S, MARGIN_SHARE = 60.0, 0.1
@@ -192,205 +183,3 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
     runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
     on = device.model if device.kind == "gpu" else device.kind
     return TrialModel(runs.values(), now_s=time.time(), device_model=on), problem
-
-
-# The same as a job of Slurm.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """Slurm options of a pool's job.
-
-    None stands for the site's default.
-
-    Attributes
-    ----------
-    memory, time_limit : str, optional
-        As ``sbatch`` takes them.
-    signal_s : int
-        How long before the end of the allocation trials are asked for a checkpoint, s.
-    nodes : int
-        Nodes of one allocation. The other options are for each node.
-    shards : int, optional
-        Shards of GPUs (``gres/shard``) instead of whole ones.
-    more : sequence of str
-        Other options of ``sbatch``.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    gpus: int | None = None
-    cpus: int | None = None
-    memory: str | None = None
-    time_limit: str | None = None
-    signal_s: int = 120
-    more: Sequence[str] = ()
-    nodes: int = 1
-    shards: int | None = None
-
-
-def job_script(
-    path: Path,
-    allocation: Allocation,
-    *,
-    folder: Path | None = None,
-    slots: int | None = None,
-    pool: int | None = None,
-) -> str:
-    """Return a batch script that runs a sweep in one allocation.
-
-    Parameters
-    ----------
-    pool : int, optional
-        Number of the pool among several that share the folder, from 1.
-
-    Raises
-    ------
-    UsageError
-        The sweep cannot be run, or an option has more than one line.
-    """
-    read_training_sweep(path)
-    into = (folder or path.with_suffix(".pool")).absolute()
-    place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
-    asked = {
-        "job-name": f"{path.stem}-{place}" + ("" if pool is None else f"-{pool}"),
-        "nodes": allocation.nodes,
-        "ntasks-per-node": 1,
-        "dependency": "singleton",
-        "signal": f"B:USR1@{allocation.signal_s}",
-        "output": str(into / "slurm-%j.log"),
-        "partition": allocation.partition,
-        "account": allocation.account,
-        "gpus-per-node": allocation.gpus,
-        "gres": None if allocation.shards is None else f"shard:{allocation.shards}",
-        "cpus-per-task": allocation.cpus,
-        "mem": allocation.memory,
-        "time": allocation.time_limit,
-    }
-    options = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
-    if any(not option.isprintable() for option in options):
-        raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
-    words = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
-    words += [] if slots is None else ["--slots", str(slots)]
-    words += [] if pool is None else ["--shared"]
-    # exec, so that the signal before the end of the allocation reaches Helios itself.
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", f"exec {shlex.join(words)}"]
-    return "\n".join(lines) + "\n"
-
-
-def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list[str]:
-    """Submit batch scripts, and return the ids of the jobs.
-
-    Parameters
-    ----------
-    scripts : sequence of str
-        One for each pool of the folder.
-    chain : int
-        How many allocations at most, each of which goes on where the last one ended.
-
-    Raises
-    ------
-    ClusterUnavailable
-        There is no ``sbatch`` here, or it did not answer.
-    ClusterRefused
-        It refused the job.
-    FileUnwritable
-        The folder cannot be made, which is for the jobs' output.
-    """
-    try:
-        make_folder(folder)
-    except OSError as reason:
-        raise FileUnwritable(f"{folder} cannot be made: {reason}", hint="Choose another place: --folder") from reason
-    jobs = []
-    for script in [script for _ in range(chain) for script in scripts]:
-        try:
-            answer = subprocess.run(
-                ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S
-            )
-        except (OSError, subprocess.TimeoutExpired) as reason:
-            raise ClusterUnavailable(
-                f"sbatch cannot be run: {reason}", hint="Submit it where sbatch works, or run it here: helios pool run"
-            ) from reason
-        if answer.returncode:
-            raise ClusterRefused(
-                f"Slurm refused the job: {' '.join(answer.stderr.split())}",
-                hint="See what is asked with --dry-run, and change it with the options of helios pool submit.",
-            )
-        jobs.append(answer.stdout.strip().partition(";")[0])
-    return jobs
-
-
-# Runs of trials in the warehouse, from which later pools forecast memory and time.
-
-
-def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
-    """Store the runs of pools in the warehouse.
-
-    Returns
-    -------
-    list of int
-        How many runs of each pool were new.
-
-    Raises
-    ------
-    FileUnreadable
-        A folder is not of a pool.
-    """
-    from helios.warehouse import Warehouse  # noqa: PLC0415 - pandas takes a second, and most pools have no warehouse
-
-    runs = [read_runs(folder) for folder in folders]
-    with Warehouse.open(database) as warehouse:
-        return [warehouse.add_trial_runs(pool_runs, user=own_name()) for pool_runs in runs]
-
-
-def keep_if_possible(database: str | None, folder: Path) -> str:
-    """Store the runs of a pool where there is a warehouse.
-
-    Returns
-    -------
-    str
-        Why they could not be stored. Empty where they could, or there is no warehouse.
-    """
-    try:
-        if database is not None and _has_warehouse(database):
-            keep_runs(database, [folder])
-    except HeliosError as reason:
-        return f"What trials used is kept in {folder} alone, since the warehouse failed: {reason.message}"
-    return ""
-
-
-def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]:
-    """Return the user's earlier runs of a program.
-
-    Returns
-    -------
-    runs : list of TrialRun
-    problem : str
-        Why they cannot be read. Empty where they can, or there is no warehouse.
-    """
-    try:
-        if database is not None and _has_warehouse(database):
-            from helios.warehouse import Warehouse  # noqa: PLC0415 - see keep_runs
-
-            with Warehouse.open(database) as warehouse:
-                return warehouse.trial_runs(user=own_name(), program=program), ""
-    except HeliosError as reason:
-        return [], f"Earlier trials are not known, since the warehouse cannot be read: {reason.message}"
-    return [], ""
-
-
-def _has_warehouse(database: str) -> bool:
-    """Return whether there is a warehouse.
-
-    For a file that is not there it is not imported.
-    """
-    file = database.removeprefix("sqlite:///")
-    return file == database or Path(file).exists()
-
-
-def own_name() -> str:
-    """Return the user's name, or number where there is no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

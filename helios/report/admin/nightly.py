@@ -438,7 +438,7 @@ def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
 
 
 def _waiting(queue: ReportTable, night: Night) -> ReportTable:
-    """Return who waits at the end of the report, with how many and when in the title."""
+    """Return who waits at the end of the report, counted in the title."""
     rows = queue.rows[queue.rows["waiting"] > 0]
     last = pd.Timestamp(night.end).tz_convert(night.timezone)
     when = "the end of the day" if last == last.normalize() else f"{last:%H:%M}, the day not being over"

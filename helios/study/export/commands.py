@@ -84,8 +84,9 @@ def export(
     The files load again with helios trace load. A plain export holds personal data. An anonymous one is refused where
     too many of its jobs give their user back.
     """
-    from helios.study.export.export import ExportRequest, export_history  # noqa: PLC0415 - the simulator; most commands need none
+    from helios.study.export.export import export_history  # noqa: PLC0415 - the simulator; most commands need none
     from helios.study.export.report import loss_table, risk_table  # noqa: PLC0415 - as above
+    from helios.study.export.request import ExportRequest  # noqa: PLC0415 - the simulator; most commands need none
 
     settings = configuration().settings
     chosen = {

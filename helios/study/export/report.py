@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from helios.metrics.blocks import Estimate
 from helios.report.tables import plain_table
 from helios.study.export.reidentification import Risk
-from helios.study.text import value_text
+from helios.study.sentences import value_text
 from helios.units import change, duration, percent
 
 _FIGURES = {

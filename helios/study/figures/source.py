@@ -64,15 +64,6 @@ FEWEST_PEOPLE = 5
 FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
 THE_REST = "all others"
 
-SIZES = ("<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
-SIZE_EDGES = (np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64)
-MOST_NAMES = 10
-"""Partitions, groups and users that a figure names."""
-FEWEST_PEOPLE = 5
-"""Users below which a group is not named."""
-FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
-THE_REST = "all others"
-
 
 @cache
 def _rows() -> tuple[tuple[str, str, str, str, float], ...]:

@@ -48,16 +48,6 @@ WEEK_DAYS = 7
 AWAY_S = 28 * DAY_S
 MONTH_DAYS = 365.25 / 12
 
-TOP_SHARE = 0.05
-FEWEST_USERS = 5
-"""Fewest users for statements about shares of users."""
-SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
-SMALL_PART = 1 / 8
-"""Share of a node's CPUs and memory up to which a job counts as a small one."""
-WEEK_DAYS = 7
-AWAY_S = 28 * DAY_S
-MONTH_DAYS = 365.25 / 12
-
 
 def reached_limit(history: StudyHistory) -> Flags:
     """Return which jobs ended at their time limit.

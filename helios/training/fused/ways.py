@@ -60,38 +60,6 @@ LARGE = 2**14
 MEASURED_S = 0.2
 """About how long each way is measured, s."""
 
-POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
-NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
-
-STREAMS = 32
-"""Most streams on which models run side by side."""
-
-COPIES_NOTHING = {aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default}
-DIRECT: Mapping[Any, Any] = {
-    aten.add.Tensor: torch.add,
-    aten.bmm.default: torch.bmm,
-    aten.div.Tensor: torch.div,
-    aten.gather.default: torch.gather,
-    aten.mul.Tensor: torch.mul,
-    aten.ne.Scalar: torch.ne,
-    aten.neg.default: torch.neg,
-    aten.permute.default: torch.permute,
-    aten.relu.default: torch.relu,
-    aten.sub.Tensor: torch.sub,
-    aten.sum.dim_IntList: torch.sum,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.where.self: torch.where,
-}
-"""Operators by PyTorch's ordinary functions, which take about half the time to start."""
-METHODS = {aten.view.default: "view", aten.copy_.default: "copy_", aten.expand.default: "expand"}
-
-LARGE = 2**14
-"""Elements of a gradient from which on the memory for a copy counts more than the time to start an operator."""
-
-MEASURED_S = 0.2
-"""About how long each way is measured, s."""
-
 
 class LossInvalid(HeliosError):
     """The loss is neither a mean nor one value per sample."""

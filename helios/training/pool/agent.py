@@ -412,7 +412,7 @@ class Agent:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(segment.remove, capture_output=True, check=False, timeout=_REMOVE_TIMEOUT_S)
         if (trial := segment.trial) is not None:
-            self._kill_orphans(trial)
+            _kill_orphans(trial, {*self._segments, *(other.pid for other in self._running.values())})
             self._report_ended(trial, status, peak_mib, cpu_s)
         if segment.group is not None:
             _remove_group(segment.group)
@@ -648,26 +648,7 @@ class Agent:
             self._kill_segment(trial.segment)
             return
         _signal_group(trial.pid, signal.SIGKILL)
-        self._kill_orphans(trial)
-
-    def _kill_orphans(self, trial: _RunningTrial) -> None:
-        leaders = {*self._segments, *(other.pid for other in self._running.values())}
-        waited: set[int] = set()
-        for _ in range(100):  # the children of a killed process become children of this one
-            orphans = [pid for pid in _child_pids() if pid not in leaders]
-            own = [pid for pid in orphans if _is_part_of(pid, trial)]
-            for pid in own:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-            # The trial of a process that is ending cannot be read any more, and it may still have children.
-            ending = {pid for pid in orphans if pid not in own and pid not in waited and _is_ending(pid)}
-            for pid in ending:
-                with contextlib.suppress(OSError):
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            waited |= ending
-            if not own and not ending:
-                return
+        _kill_orphans(trial, {*self._segments, *(other.pid for other in self._running.values())})
 
     def end_trials(self) -> None:
         """Kill every trial."""
@@ -789,6 +770,26 @@ def _environment_variable(process: psutil.Process, name: str) -> str | None:
     except (psutil.Error, OSError):
         return None
     return str(value) if value is not None else None
+
+
+def _kill_orphans(trial: _RunningTrial, leaders: set[int]) -> None:
+    """Kill what the leader of a trial left behind, which has become a child of this process."""
+    waited: set[int] = set()
+    for _ in range(100):  # the children of a killed process become children of this one
+        orphans = [pid for pid in _child_pids() if pid not in leaders]
+        own = [pid for pid in orphans if _is_part_of(pid, trial)]
+        for pid in own:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        # The trial of a process that is ending cannot be read any more, and it may still have children.
+        ending = {pid for pid in orphans if pid not in own and pid not in waited and _is_ending(pid)}
+        for pid in ending:
+            with contextlib.suppress(OSError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        waited |= ending
+        if not own and not ending:
+            return
 
 
 def _is_part_of(pid: int, trial: _RunningTrial) -> bool:

@@ -46,8 +46,9 @@ from helios.training.model import (
 from helios.training.pool import agent
 from helios.training.pool.containers import Container
 from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id
+from helios.training.pool.event_files import EventReader
 from helios.training.pool.fusing import FusedProcess, Fusion
-from helios.training.pool.reports import EventReader, Report, ReportReader, TaskRequest, write_request
+from helios.training.pool.reports import Report, ReportReader, TaskRequest, write_request
 from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram, TrainingSweep

@@ -38,9 +38,6 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 STEP_LOOK_S = 600.0
 """How long a node may take to say what it has, in which it may unpack an image."""
 
-STEP_LOOK_S = 600.0
-"""How long a node may take to say what it has, in which it may unpack an image."""
-
 
 def find_devices(
     *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None, gpu_slots: int = 1

@@ -17,9 +17,8 @@ import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,22 +34,10 @@ from helios.training.model import (
     StartTrial,
     Trial,
     TrialState,
-    by_process,
-    fuse,
 )
+from helios.training.services.fused_starts import fuse_where_faster
+from helios.training.services.group_speeds import MOST_CLASSES, Group, Traits, speeds_of_groups
 
-PRIOR_SPEED = 0.6
-"""Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""
-KERNEL = {"level": 0.05, "own": 0.08, "other": 0.08, "pair": 0.06, "alike": 0.05, "noise": 0.002}
-"""Variances of the log speed beside another, by what it is due to. Chosen on K80 and P100."""
-MOST_PAIRS = 320
-"""Most measured pairs used for a prediction. More would cost time and improve it little."""
-MOST_CLASSES = 40
-"""Most classes in the plan. With more families, similar ones share a class."""
-GROWTH = 1.1
-"""Least gain of a group over the same group without one trial, for which it is tried with one trial more."""
-FEW_CLASSES = 6
-"""Number of classes up to which a group grows by any class, not only by those in it."""
 URGENT, URGENT_FROM = 0.4, 0.25
 """Worth added to a group with a trial that needs the whole planned time, so that it does not run alone at the end.
 It falls linearly to 0 for a trial that needs a quarter. Chosen on draws 200 to 203 of benchmarks/packing.py."""
@@ -68,17 +55,8 @@ LATE, IN_TIME = 0.5, 0.9
 """A group in which a trial would need more than this share of the planned time loses worth, half of the excess."""
 FEW_RESTARTS = 10.0
 """Restarts in the planned time below which no trial is paused for one that would end last."""
-LEAST_GAIN = 0.95
-"""Gain of fusing below which trials run in slots of the CPU instead; a measurement is about as exact."""
 EPSILON = 1e-9
 """Share of the work, and of a second, that counts as zero."""
-
-Group = tuple[int, ...]
-"""Classes of the trials on a device, sorted."""
-Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-"""Families in their order, each with what its trials' parameters have in common."""
-_LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
-"""Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
 
 _LAST_BASIS: dict[tuple[int, bytes, bytes], NDArray[np.intp]] = {}
 """Basis of the last solution, by number of groups, classes with work, and groups that do only such work."""
@@ -143,332 +121,6 @@ class Packing:
         actions, remaining = fuse_where_faster(snapshot)
         decision = _Decision(remaining, self.options)
         return [*actions, *(decision.decide() if decision.waiting or decision.running else [])]
-
-
-# Trials that one process may train.
-
-
-def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSnapshot]:
-    """Start trials together that one process trains faster.
-
-    Such a process has a GPU for itself; on the CPU it has one slot. Before its first step it measures the gain of
-    fusing, so that it is tried where nothing is known.
-
-    Returns
-    -------
-    actions : list of PoolAction
-    remaining : PoolSnapshot
-        The other trials, and what such processes leave of the devices.
-    """
-    families = {trial.fusible: trial.family for trial in snapshot.trials if trial.fusible}
-    if not families:
-        return [], snapshot
-    faster = {key for key, family in families.items() if fused_gain(snapshot, key) >= _sharing_gain(snapshot, family)}
-    processes = by_process(snapshot.trials)
-    used = Counter(str(process[0].device) for process in processes)
-    free = {
-        device.name: max(0, device.slots - used[device.name]) if device.kind == "cpu" else int(not used[device.name])
-        for device in snapshot.devices
-    }
-    devices = tuple(device if device.kind == "cpu" else replace(device, slots=1) for device in snapshot.devices)
-    running = {trial.number for trial in snapshot.trials if trial.state is TrialState.RUNNING}
-    fused = {trial.number for trial in snapshot.trials if trial.fusible in faster} - running
-    candidates = tuple(trial for trial in snapshot.trials if trial.number in fused | running)
-    starts = fuse(replace(snapshot, devices=devices, trials=candidates), free)
-    taken = Counter(start.device for start in starts if start.into is None)
-    for process in processes:
-        if len(process) > 1 or process[0].fusible in faster:
-            taken[str(process[0].device)] += 1
-            fused.update(trial.number for trial in process)
-    remaining_devices = tuple(
-        replace(
-            device,
-            slots=device.slots - taken[device.name],
-            memory_mib=device.memory_mib * (1 - taken[device.name] / device.slots),
-        )
-        for device in snapshot.devices
-        if taken[device.name] < (device.slots if device.kind == "cpu" else 1)
-    )
-    remaining = tuple(trial for trial in snapshot.trials if trial.number not in fused)
-    return list(starts), replace(snapshot, devices=remaining_devices, trials=remaining)
-
-
-def fused_gain(snapshot: PoolSnapshot, fusible: str) -> float:
-    """Return the speed-up of a process of many trials.
-
-    It is infinite where it was not measured, so that it is tried.
-    """
-    return max((speed.gain for speed in snapshot.fused if speed.fusible == fusible), default=math.inf)
-
-
-def _sharing_gain(snapshot: PoolSnapshot, family: str) -> float:
-    """Return the speed-up of trials of a family that share a GPU.
-
-    It is about 1 on the CPU, where slots have cores of their own.
-    """
-    if all(device.kind == "cpu" for device in snapshot.devices):
-        return LEAST_GAIN
-    speeds = [speed for speed in snapshot.speeds if speed.family == family]
-    alone = max((speed.steps_per_s for speed in speeds if not speed.beside), default=0.0)
-    shared = [
-        (len(speed.beside) + 1) * speed.steps_per_s / alone for speed in speeds if alone and {*speed.beside} == {family}
-    ]
-    return max(1.0, *shared) if shared else 2 * PRIOR_SPEED
-
-
-# Speeds of groups.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _GroupSpeeds:
-    """Speeds of groups, measured or predicted.
-
-    Attributes
-    ----------
-    class_of : dict of str to int
-        Class of each family.
-    known : bool array of shape (n_classes,)
-        Whether the speed of a class alone was measured.
-    groups : list of Group
-        Groups that are allowed. The first are single classes, in order.
-    index : dict of Group to int
-        Positions in ``groups``.
-    rates : float64 array of shape (n_groups, n_classes)
-        Seconds of work alone that a group does in a second, of each class. Unmeasured ones are optimistic.
-    measured : bool array of shape (n_groups,)
-        Whether the rates of a group were measured.
-    """
-
-    class_of: dict[str, int]
-    known: NDArray[np.bool_]
-    groups: list[Group]
-    index: dict[Group, int]
-    rates: NDArray[np.float64]
-    measured: NDArray[np.bool_]
-
-    def extensions(self, group: Group) -> list[tuple[int, int]]:
-        """Return the classes that may join a group, with the larger group's index."""
-        larger = ((added, self.index.get(tuple(sorted((*group, added))))) for added in range(len(self.known)))
-        return [(added, index) for added, index in larger if index is not None]
-
-
-@lru_cache(maxsize=8)
-def _group_speeds(traits: Traits, speeds: tuple[SharedSpeed, ...], together: int, optimism: float) -> _GroupSpeeds:
-    """Return the speeds of all groups from the measured ones.
-
-    Results are cached, as the arguments seldom change between two decisions.
-    """
-    families = [family for family, _ in traits]
-    alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside and speed.steps_per_s > 0}
-    class_of, members = _classes(families, speeds, alone)
-    count = len(members)
-    measured_rates = _measured_rates(speeds, class_of, alone)
-    optimistic = np.ones((count, count))
-    all_pairs_measured = sum(len(others) == 1 for _, others in measured_rates) == count**2
-    if together > 2 or not all_pairs_measured:
-        mean, deviation = _predict_pairs(_similarity(traits, members), measured_rates)
-        optimistic = np.minimum(1.0, mean * np.exp(optimism * deviation))
-    groups: list[Group] = [()] if together < 1 else [(single,) for single in range(count)]
-    rates = [np.eye(count)]
-    measured = [np.ones(count, dtype=bool)]
-    if together >= 2:
-        pairs, pair_rates, pairs_measured = _pairs(measured_rates, optimistic)
-        groups += pairs
-        rates.append(pair_rates)
-        measured.append(pairs_measured)
-    if together > 2:
-        larger = _larger_groups(measured_rates, optimistic, together)
-        groups += [group for group, _, _ in larger]
-        rates.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
-        measured.append(np.array([is_measured for _, _, is_measured in larger], dtype=bool))
-    return _GroupSpeeds(
-        class_of=class_of,
-        known=np.array([any(family in alone for family in families) for families in members], dtype=bool),
-        groups=groups,
-        index={group: index for index, group in enumerate(groups)},
-        rates=np.concatenate(rates),
-        measured=np.concatenate(measured),
-    )
-
-
-def _measured_rates(
-    speeds: Iterable[SharedSpeed], class_of: Mapping[str, int], alone: Mapping[str, float]
-) -> dict[tuple[int, Group], float]:
-    """Return the mean measured speed of each class beside others, as a share."""
-    sums: dict[tuple[int, Group], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for speed in speeds:
-        is_known = (
-            speed.family in alone and speed.family in class_of and all(family in class_of for family in speed.beside)
-        )
-        if speed.beside and is_known:
-            total = sums[class_of[speed.family], tuple(sorted(class_of[family] for family in speed.beside))]
-            total[0] += speed.samples * min(1.2, speed.steps_per_s / alone[speed.family])
-            total[1] += speed.samples
-    return {key: total / samples for key, (total, samples) in sums.items()}
-
-
-def _pairs(
-    measured_rates: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64]
-) -> tuple[list[Group], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the pairs that fit together, their rates, and whether these were measured."""
-    count = len(optimistic)
-    first, second = np.triu_indices(count)
-    speed, exact = optimistic.copy(), np.zeros((count, count), dtype=bool)
-    for (own, others), rate in measured_rates.items():
-        if len(others) == 1:
-            speed[own, others[0]], exact[own, others[0]] = rate, True
-    fits = ~(exact & (speed <= 0))
-    fitting = fits[first, second] & fits[second, first]
-    first, second = first[fitting], second[fitting]
-    rates = np.zeros((len(first), count))
-    np.add.at(rates, (np.arange(len(first)), first), speed[first, second])
-    np.add.at(rates, (np.arange(len(first)), second), speed[second, first])
-    pairs: list[Group] = list(zip(first.tolist(), second.tolist(), strict=True))
-    return pairs, rates, exact[first, second] & exact[second, first]
-
-
-def _larger_groups(
-    measured_rates: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64], together: int
-) -> list[tuple[Group, NDArray[np.float64], bool]]:
-    """Return groups of three and more, with their rates and whether these were measured.
-
-    They are the measured ones, and those with one trial more than a measured group that gained by its last trial. The
-    added trial is of a class in the group where there are many classes, as there would be too many groups otherwise.
-    """
-    count = len(optimistic)
-    rates: dict[Group, dict[int, float]] = defaultdict(dict)
-    for (own, others), rate in measured_rates.items():
-        rates[tuple(sorted((own, *others)))][own] = rate
-    complete = {group: by_class for group, by_class in rates.items() if set(by_class) == set(group)}
-    totals = {group: sum(by_class[member] for member in group) for group, by_class in complete.items()}
-    totals |= {(single,): 1.0 for single in range(count)}
-    larger = {group: (by_class, True) for group, by_class in complete.items() if 2 < len(group) <= together}
-    for group, by_class in complete.items():
-        smaller = [totals.get(group[:i] + group[i + 1 :], 0.0) for i in range(len(group))]
-        if len(group) >= together or totals[group] < GROWTH * max(smaller):
-            continue
-        for added in range(count) if count <= FEW_CLASSES else sorted(set(group)):
-            grown = tuple(sorted((*group, added)))
-            if grown not in larger and min(optimistic[added, list(group)]) > 0:
-                guess = {member: rate * optimistic[member, added] for member, rate in by_class.items()}
-                guess[added] = min(float(np.prod(optimistic[added, list(group)])), guess.get(added, 1.0))
-                larger[grown] = (guess, False)
-    result = []
-    for group, (by_class, is_measured) in sorted(larger.items()):
-        row = np.zeros(count)
-        for member in group:
-            row[member] += by_class[member]
-        if min(by_class.values()) > 0:
-            result.append((group, row, is_measured))
-    return result
-
-
-def _classes(
-    families: Sequence[str], speeds: Iterable[SharedSpeed], alone: Mapping[str, float]
-) -> tuple[dict[str, int], list[list[str]]]:
-    """Return the class of each family, and the families of each class."""
-    if len(families) <= MOST_CLASSES:
-        return {family: index for index, family in enumerate(families)}, [[family] for family in families]
-    own_shares: dict[str, list[float]] = defaultdict(list)
-    other_shares: dict[str, list[float]] = defaultdict(list)
-    for speed in speeds:
-        if len(speed.beside) == 1 and speed.family in alone:
-            own_shares[speed.family].append(speed.steps_per_s / alone[speed.family])
-            other_shares[speed.beside[0]].append(speed.steps_per_s / alone[speed.family])
-    keys = {
-        family: (_fifth(own_shares.get(family)), _fifth(other_shares.get(family))) if family in alone else (-1, -1)
-        for family in families
-    }
-    order = {key: index for index, key in enumerate(sorted(set(keys.values())))}
-    members: list[list[str]] = [[] for _ in order]
-    for family in families:
-        members[order[keys[family]]].append(family)
-    return {family: order[key] for family, key in keys.items()}, members
-
-
-def _fifth(shares: Sequence[float] | None) -> int:
-    """Return the fifth in which the mean of some speeds lies.
-
-    It is 0 to 4, or 5 if there are none.
-    """
-    return 5 if not shares else min(4, int(5 * sum(shares) / len(shares)))
-
-
-def _similarity(traits: Traits, members: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """Return the similarity of classes by their parameters, of shape (n, n).
-
-    It is the mean over the parameters that differ: of positive numbers by their ratio, of other values 1 where equal.
-    """
-    by_family = dict(traits)
-    parameters = [dict(by_family[families[0]]) if len(families) == 1 else {} for families in members]
-    count, n_parameters = len(parameters), 0
-    similarity = np.zeros((count, count))
-    for name in sorted({name for row in parameters for name in row}):
-        values = [row.get(name) for row in parameters]
-        if len(set(map(repr, values))) < 2:
-            continue
-        n_parameters += 1
-        if all(v is None or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0) for v in values):
-            logs = np.log2(np.array([np.nan if v is None else v for v in values], dtype=np.float64))
-            similarity += np.nan_to_num(np.exp(-np.abs(logs[:, None] - logs[None, :]) / 2))
-        else:
-            codes = np.unique([repr(v) for v in values], return_inverse=True)[1]
-            known = np.array([v is not None for v in values])
-            similarity += (codes[:, None] == codes[None, :]) & known[:, None] & known[None, :]
-    similarity = similarity / max(1, n_parameters)
-    np.fill_diagonal(similarity, 1.0)
-    return similarity
-
-
-def _predict_pairs(
-    similarity: NDArray[np.float64], measured_rates: Mapping[tuple[int, Group], float]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Predict the speed of each class beside each other one.
-
-    It is a Gaussian process over the log speed of pairs. Variances by source are in ``KERNEL``.
-
-    Returns
-    -------
-    mean : float64 array of shape (n, n)
-        Speed of the row's class beside the column's, as a share of its speed alone.
-    deviation : float64 array of shape (n, n)
-        Standard deviation of its logarithm.
-    """
-    count = len(similarity)
-    near = 0.5 * np.eye(count) + 0.5 * similarity
-    pairs = [(own, others[0], rate) for (own, others), rate in measured_rates.items() if len(others) == 1 and rate > 0]
-    pairs = pairs[:MOST_PAIRS]
-    prior = KERNEL["level"] + KERNEL["own"] + KERNEL["other"] + KERNEL["pair"] + KERNEL["alike"] * similarity**2
-    if not pairs:
-        return np.full((count, count), PRIOR_SPEED), np.sqrt(prior)
-    own = np.array([pair[0] for pair in pairs])
-    other = np.array([pair[1] for pair in pairs])
-    values = np.log(np.clip([pair[2] for pair in pairs], 0.02, 1.2)) - math.log(PRIOR_SPEED)
-    alike = similarity[own, other]
-    near_own, near_other = near[np.ix_(own, own)], near[np.ix_(other, other)]
-    kernel = (
-        KERNEL["level"]
-        + KERNEL["own"] * near_own
-        + KERNEL["other"] * near_other
-        + KERNEL["pair"] * near_own * near_other
-        + KERNEL["alike"] * np.outer(alike, alike)
-        + KERNEL["noise"] * np.eye(len(pairs))
-    )
-    inverse = np.linalg.inv(kernel)
-    weights = inverse @ values
-    rows, columns = near[:, None, own], near[None, :, other]
-    cross = (  # (n, n, number of pairs)
-        KERNEL["level"]
-        + KERNEL["own"] * rows
-        + KERNEL["other"] * columns
-        + KERNEL["pair"] * rows * columns
-        + KERNEL["alike"] * similarity[:, :, None] * alike[None, None, :]
-    )
-    mean = cross @ weights
-    explained = np.einsum("ijm,ijm->ij", cross @ inverse, cross)
-    scale = max(0.25, min(4.0, (2 + float(values @ weights)) / (2 + len(pairs))))
-    deviation = np.sqrt(np.maximum(1e-6, prior - explained) * scale)
-    return np.exp(mean) * PRIOR_SPEED, deviation
 
 
 def least_device_time(
@@ -568,7 +220,7 @@ class _Decision:
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
         speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
-        self.speeds = _group_speeds(_traits(active, speeds), speeds, options.together, options.optimism)
+        self.speeds = speeds_of_groups(_traits(active, speeds), speeds, options.together, options.optimism)
         alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside}
         self.family_lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.family_peaks_mib: dict[str, float] = {}

@@ -23,7 +23,7 @@ HOW_MANY = [8, pytest.param(10_000, marks=pytest.mark.nightly)]
 
 @pytest.fixture
 def template(tmp_path: Path) -> Path:
-    """Return a folder with the database of a fake_site that has learned."""
+    """Return a folder with the database of a fake site that has learned."""
     folder = tmp_path / "template"
     folder.mkdir()
     FakeSite(folder).learn()
@@ -31,7 +31,7 @@ def template(tmp_path: Path) -> Path:
 
 
 def another(template: Path, to: Path) -> FakeSite:
-    """Return such a fake_site, with a long and a short job in its queue."""
+    """Return such a fake site, with a long and a short job in its queue."""
     shutil.copytree(template, to)
     fake_site = FakeSite(to)
     fake_site.cluster.submit(user="bob", job_id="long")

@@ -143,7 +143,7 @@ def test_a_model_that_is_named_and_not_there_is_an_error(fake_site: FakeSite) ->
 
 @pytest.fixture
 def busy(tmp_path: Path) -> tuple[FakeSite, LoadedHistory, DurationModel, DurationModel]:
-    """Return a fake_site with enough history for two models, one of before the last days and one of all."""
+    """Return a fake site with enough history for two models, one of before the last days and one of all."""
     fake_site = FakeSite(tmp_path)
     fake_site.learn(jobs=200)
     history = load_history(url=fake_site.url, cluster="dev")

@@ -48,7 +48,7 @@ def answering(settings: Settings, explain_job: Explain) -> Iterator[None]:
 
 
 def daemon_of(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> Explain:
-    """Return how the daemon of a fake_site explains jobs: with a controller of its own."""
+    """Return how the daemon of a fake site explains jobs: with a controller of its own."""
     cycles = fake_site.another()
     monkeypatch.setattr(Operations, "cycles", property(lambda _: cycles))
     return job_explainer(fake_site.settings, cluster=None)

@@ -83,7 +83,7 @@ def fake_site(tmp_path: Path) -> FakeSite:
 
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command ``helios pause`` or another on a fake_site."""
+    """The command ``helios pause`` or another on a fake site."""
 
     def run(fake_site: FakeSite, *words: str) -> Result:
         monkeypatch.setenv("HELIOS_DATABASE_URL", fake_site.url)

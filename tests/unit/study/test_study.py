@@ -19,10 +19,10 @@ from helios.metrics.blocks import Blocks, local_edges
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.trials import last_alike, next_alike
 from helios.study.capacity import find_capacity
+from helios.study.comparison import compare
 from helios.study.nightly import compare_weeks
 from helios.study.statements import jobs as findings
 from helios.study.study import NodeRecords, Study, study
-from helios.study.text import compare
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 

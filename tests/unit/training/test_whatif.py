@@ -12,7 +12,7 @@ from rich.console import Console
 
 from helios.errors import FileUnreadable, UsageError
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.run import own_name
+from helios.training.past_runs import own_name
 from helios.training.whatif import pool_whatif
 from helios.training.whatif_report import pool_whatif_table
 from helios.warehouse import Warehouse

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 
-import helios.web.pages as pages_module
+import helios.web.site as site_module
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
@@ -303,7 +303,7 @@ class Work:
 
     def __init__(self, shared: SharedSite, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shared, self.explained, self.looked_up = shared, 0, 0
-        explain, has_job = pages_module.explain, getattr(Warehouse, "has_job", None)
+        explain, has_job = site_module.explain, getattr(Warehouse, "has_job", None)
 
         def counted(cycles: Any, job_id: str) -> Any:
             self.explained += 1
@@ -313,7 +313,7 @@ class Work:
             self.looked_up += 1
             return has_job(*given, **named)  # type: ignore[misc]  # it is there
 
-        monkeypatch.setattr(pages_module, "explain", counted)
+        monkeypatch.setattr(site_module, "explain", counted)
         if has_job:
             monkeypatch.setattr(Warehouse, "has_job", counted_look)
 

@@ -21,8 +21,10 @@ from helios.errors import FileUnreadable, FileUnwritable, NotEnoughHistory, Risk
 from helios.ingest import synthetic_trace
 from helios.report.history import describe
 from helios.simulate import ORDERS
-from helios.study.export import export as module
-from helios.study.export.export import COARSER_S, ExportRequest, compare_exports, export_history
+from helios.study.export import files as module
+from helios.study.export.comparison import compare_exports
+from helios.study.export.export import COARSER_S, export_history
+from helios.study.export.request import ExportRequest
 from helios.study.study import study
 from tests.builders import a_job, jobs_frame
 from tests.traces import TRACES, needs_traces

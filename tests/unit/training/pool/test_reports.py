@@ -15,16 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.pool import reports
-from helios.training.pool.reports import (
-    EventReader,
-    Report,
-    ReportReader,
-    TaskRequest,
-    masked_crc,
-    parse_event,
-    parse_report,
-    write_request,
-)
+from helios.training.pool.event_files import EventReader, masked_crc, parse_event
+from helios.training.pool.reports import Report, ReportReader, TaskRequest, parse_report, write_request
 from tests.examples import examples
 
 EVENTS = Path(__file__).parent / "events.out.tfevents.torch"

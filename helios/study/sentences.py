@@ -1,0 +1,289 @@
+"""Sentences of a study, one for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from helios.metrics.blocks import WEEK_HOURS, Estimate, Finding
+from helios.units import count_in_words, duration_in_words, percent, rounded_duration
+
+_HOURS = "{unit} hours a week"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Wording of one finding.
+
+    ``describe`` takes the finding and the unit.
+    """
+
+    name: str
+    title: str
+    unit: str
+    describe: Callable[[Finding, str], str]
+
+
+def value_text(estimate: Estimate, unit: str) -> str:
+    """Format a value with its interval and unit.
+
+    For example ``42 % (38 to 46 %)``.
+    """
+    if estimate.value is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return number_text(estimate.value, unit)
+    low, high = number_text(estimate.low, unit), number_text(estimate.high, unit)
+    if unit == "share":
+        low = low.removesuffix(" %")
+    return f"{number_text(estimate.value, unit)} ({low} to {high})"
+
+
+def number_text(value: float | None, unit: str) -> str:
+    """Return a value in its unit, a dash where it is unknown."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return percent(value, 0 if abs(value) >= 0.0995 else 1)
+    if unit.endswith("hours a week"):
+        return f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2g}" if abs(value) < 1 else f"{value:,.1f}"
+
+
+def _value(finding: Finding, unit: str = "share") -> str:
+    return value_text(finding.estimate, unit)
+
+
+def _part(finding: Finding, name: str, digits: int = 0) -> str | None:
+    value = finding.parts.get(name)
+    return None if value is None else percent(value, digits)
+
+
+def _with(sentence: str, *more: str | None) -> str:
+    return " ".join([sentence, *(text for text in more if text)])
+
+
+def _idle_elsewhere(finding: Finding, unit: str) -> str:
+    parts = finding.parts
+    pooled = parts.get("pooled")
+    if parts.get("level") == "pooled":
+        within = _part(finding, "same_partition_share")
+        return _with(
+            f"{_value(finding, 'hours a week')} {unit} hours a week idled while as much was waited for, somewhere on "
+            "the cluster: an upper bound, since it is not known what would have fit.",
+            f"{within} of it within one partition." if within else None,
+        )
+    lenders = parts.get("by_partition") or {}
+    most = max(lenders, key=lambda name: float(lenders[name]["lent"]), default=None)
+    where = f", most of them in {most}" if most is not None and lenders[most]["lent"] > 0 and len(lenders) > 1 else ""
+    return _with(
+        f"{_value(finding, 'hours a week')} {unit} hours a week idled in one partition while jobs that fit waited in "
+        f"another{where}.",
+        f"Were all nodes one pool, it would be at most {pooled * WEEK_HOURS:,.0f}." if pooled else None,
+        "Nodes are not known, only how much was free." if parts.get("level") == "counts" and len(lenders) > 1 else None,
+    )
+
+
+def _unusable(finding: Finding, unit: str) -> str:
+    reasons = finding.parts.get("reasons") or {}
+    why = max(reasons, key=lambda name: float(reasons[name]), default=None)
+    return _with(
+        f"{_value(finding, 'hours a week')} {unit} hours a week were free while jobs waited, and no waiting job could "
+        "use them.",
+        f"The first reason: {why}." if why is not None and reasons[why] > 0 else None,
+    )
+
+
+def _behind_oldest(finding: Finding, unit: str) -> str:
+    return (
+        f"{_value(finding, 'hours a week')} {unit} hours a week idled in a partition while its oldest waiting job did "
+        "not fit and a younger one would have."
+    )
+
+
+def _idle_nodes(finding: Finding, unit: str) -> str:  # noqa: ARG001 - nodes, whatever they hold
+    spells = finding.parts.get("spells_per_day")
+    at_least = finding.parts.get("level") == "counts"
+    return _with(
+        f"{'At least ' if at_least else ''}{_value(finding)} of node hours were in spells of idleness longer than an "
+        f"hour{', were nodes filled in one order' if at_least else ''}.",
+        f"There were {spells:,.1f} such spells a day." if spells is not None else None,
+    )
+
+
+def _utilization(finding: Finding, unit: str) -> str:
+    low, high, swing = (finding.parts.get(name) for name in ("p5", "p95", "swing"))
+    low, high = (bound and bound["value"] for bound in (low, high))
+    between = None
+    if low is not None and high is not None:
+        between = f"Nine tenths of the time it was between {percent(low)} and {percent(high)}."
+    over_week = f"Over the hours of the week it swings by {100 * swing:.0f} points." if swing is not None else None
+    served = "that were ever in use within four weeks" if finding.parts.get("at_least") else "in service"
+    return _with(f"{_value(finding)} of the {unit}s {served} were in use on average.", between, over_week)
+
+
+def _imbalance(finding: Finding, unit: str) -> str:
+    spread = _part(finding, "range")
+    return _with(
+        f"The use of partitions differs from that of the cluster by {_value(finding)} of their {unit}s on average.",
+        f"From the fullest to the emptiest of the larger ones it is {spread}." if spread else None,
+    )
+
+
+def _long_failures(finding: Finding, unit: str) -> str:
+    nodes = finding.parts.get("share_of_hours_by_nodes")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs that failed after more than an hour.",
+        f"Nodes that failed had {percent(nodes, 1)} of all hours." if nodes else None,
+    )
+
+
+def _repeated_failures(finding: Finding, unit: str) -> str:
+    base = _part(finding, "share_that_fails_after_success")
+    streaks = _part(finding, "share_of_hours_in_streaks", 1)
+    return _with(
+        f"A job whose last alike failed fails in {_value(finding)} of cases" + (f", else in {base}." if base else "."),
+        f"{streaks} of {unit} hours were in the third or a later failure in a row." if streaks else None,
+    )
+
+
+def _at_limit(finding: Finding, unit: str) -> str:
+    again = _part(finding, "share_of_these_hours_sent_again")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs that ended at their time limit.",
+        f"{again} of these hours were sent again within an hour." if again else None,
+    )
+
+
+def _long_limits(finding: Finding, unit: str) -> str:
+    by_jobs = finding.parts.get("median_by_jobs")
+    return _with(
+        f"Half of the {unit} hours were in jobs with a limit above {_value(finding, 'ratio')} times their run time.",
+        f"By jobs it is {by_jobs:,.3g} times." if by_jobs is not None else None,
+    )
+
+
+def _concentration(finding: Finding, unit: str) -> str:
+    top, waited = finding.parts.get("top_users"), _part(finding, "share_of_waiting_of_top_users")
+    who = count_in_words(int(top), "user") if top else "5 %"
+    return _with(
+        f"The busiest {who} of {finding.n:,} held {_value(finding)} of {unit} hours.",
+        f"They had {waited} of all waiting." if waited else None,
+    )
+
+
+def _who_waits(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    parts = finding.parts
+    long = parts.get("long_p50")
+    return _with(
+        f"Half of the shorter jobs (up to {duration_in_words(parts['median_run_time_s'])}) spent {_value(finding)} or "
+        "more of their completion waiting"
+        + (f", half of the longer ones {percent(long)}." if long is not None else "."),
+        f"The median wait was {rounded_duration(parts['wait_p50_s'])}, the longest "
+        f"{rounded_duration(parts['longest_wait_s'])}.",
+    )
+
+
+def _short_behind_long(finding: Finding, unit: str) -> str:
+    short = _part(finding, "share_of_waiting_of_short_jobs")
+    return _with(
+        f"{_value(finding)} of all waiting was by jobs below 15 min while jobs above 6 h held the {unit}s.",
+        f"Jobs below 15 min had {short} of all waiting." if short else None,
+    )
+
+
+def _repetition(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    correlation = finding.parts.get("rank_correlation")
+    return _with(
+        f"{_value(finding)} of jobs repeat one of the same user and size that had ended before.",
+        f"The rank correlation of their run times is {correlation:.2f}." if correlation is not None else None,
+        "Ends are assumed, since no starts are recorded." if finding.parts.get("ends_assumed") else None,
+    )
+
+
+def _bursts(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    arrays = _part(finding, "share_of_array_jobs")
+    return _with(
+        f"Submissions come in bursts: their hourly variance is {_value(finding, 'ratio')} times their mean (1 if each "
+        f"came by chance), with up to {finding.parts['most_in_an_hour']:,} in an hour.",
+        f"{arrays} of jobs are tasks of arrays." if arrays else None,
+    )
+
+
+def _one_gpu(finding: Finding, unit: str) -> str:
+    jobs, small = _part(finding, "share_of_jobs"), _part(finding, "share_of_hours_small")
+    low, high = (_part(finding, f"share_of_hours_repeated_{end}", 1) for end in ("low", "high"))
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs of one {unit}"
+        + (f", which are {jobs} of jobs." if jobs else "."),
+        f"{small} of hours were in those with at most an eighth of a node's CPUs and memory." if small else None,
+        f"{low} to {high} of hours were in groups of them that one user sent within minutes." if low and high else None,
+    )
+
+
+def _large_and_long(finding: Finding, unit: str) -> str:
+    large, drain = (finding.parts.get(name) for name in ("above_half", "drain_hours_per_week"))
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs longer than a day.",
+        f"{percent(large['value'])} were in jobs of more than half their partition."
+        if large and large["value"] is not None
+        else None,
+        f"While such jobs waited, at most {drain:,.0f} {unit} hours a week were kept free for them." if drain else None,
+    )
+
+
+def _drift(finding: Finding, unit: str) -> str:
+    chance, new = finding.parts.get("by_chance"), _part(finding, "share_of_hours_of_new_users")
+    growth = finding.parts.get("growth_of_hours_a_month")
+    beside = None if chance is None else f"Chance alone would give {chance:.2g}."
+    return _with(
+        f"The mix of run times changes by {_value(finding, 'ratio')} from week to week (0: not at all, 1: wholly).",
+        beside,
+        f"{new} of {unit} hours were of users new within a week." if new else None,
+        f"Hours grow by {percent(growth)} a month." if growth is not None else None,
+    )
+
+
+def _requeues(finding: Finding, unit: str) -> str:
+    return f"{_value(finding)} of {unit} hours were in runs that were started again."
+
+
+def _cpu_jobs(finding: Finding, unit: str) -> str:
+    every = finding.parts.get("node_hours_per_week")
+    return _with(
+        f"CPU jobs held {unit} nodes for {_value(finding, 'hours a week')} node hours a week while jobs with {unit}s "
+        "waited there",
+        f"({every:,.0f} in all)." if every is not None else ".",
+        f"Nodes are not known: each job counts with all that it asked for, in the partitions of jobs with {unit}s."
+        if finding.parts.get("level") == "partitions"
+        else None,
+    )
+
+
+WORDS: Mapping[int, Words] = {
+    1: Words(
+        "idle_while_jobs_wait_elsewhere",
+        "{unit}s idle in one partition while jobs wait in another",
+        _HOURS,
+        _idle_elsewhere,
+    ),
+    2: Words("unusable_idle", "Free {unit}s that no waiting job could use", _HOURS, _unusable),
+    3: Words("idle_behind_oldest_job", "{unit}s idle behind the oldest waiting job", _HOURS, _behind_oldest),
+    4: Words("idle_nodes", "Nodes idle longer than an hour", "share", _idle_nodes),
+    5: Words("utilization", "Use and its swing", "share", _utilization),
+    6: Words("imbalance", "Use of partitions against each other", "share", _imbalance),
+    7: Words("long_failures", "Hours in jobs that failed after more than an hour", "share", _long_failures),
+    8: Words("repeated_failures", "Failures that repeat", "share", _repeated_failures),
+    9: Words("hours_at_time_limit", "Hours in jobs that ended at their time limit", "share", _at_limit),
+    10: Words("long_time_limits", "Limits asked too long", "ratio", _long_limits),
+    11: Words("concentration", "Who holds the {unit}s", "share", _concentration),
+    12: Words("who_waits", "Who waits", "share", _who_waits),
+    13: Words("short_behind_long", "Short jobs behind long ones", "share", _short_behind_long),
+    14: Words("repetition", "Jobs that repeat an earlier one", "share", _repetition),
+    15: Words("bursts", "Bursts of submissions", "ratio", _bursts),
+    16: Words("one_gpu_jobs", "Work for a shared or small GPU", "share", _one_gpu),
+    17: Words("large_and_long_jobs", "Large and long holders", "share", _large_and_long),
+    18: Words("drift", "Change from week to week", "ratio", _drift),
+    19: Words("requeues", "Hours lost to requeues", "share", _requeues),
+    20: Words("cpu_jobs_on_gpu_nodes", "CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
+}

@@ -1,0 +1,89 @@
+"""Runs of trials in the warehouse, from which later pools forecast memory and time."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helios.errors import HeliosError
+from helios.model.trial_runs import TrialRun
+from helios.training.pool.state import read_runs
+
+if TYPE_CHECKING:
+    pass
+
+
+def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
+    """Store the runs of pools in the warehouse.
+
+    Returns
+    -------
+    list of int
+        How many runs of each pool were new.
+
+    Raises
+    ------
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - pandas takes a second, and most pools have no warehouse
+
+    runs = [read_runs(folder) for folder in folders]
+    with Warehouse.open(database) as warehouse:
+        return [warehouse.add_trial_runs(pool_runs, user=own_name()) for pool_runs in runs]
+
+
+def keep_if_possible(database: str | None, folder: Path) -> str:
+    """Store the runs of a pool where there is a warehouse.
+
+    Returns
+    -------
+    str
+        Why they could not be stored. Empty where they could, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            keep_runs(database, [folder])
+    except HeliosError as reason:
+        return f"What trials used is kept in {folder} alone, since the warehouse failed: {reason.message}"
+    return ""
+
+
+def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]:
+    """Return the user's earlier runs of a program.
+
+    Returns
+    -------
+    runs : list of TrialRun
+    problem : str
+        Why they cannot be read. Empty where they can, or there is no warehouse.
+    """
+    try:
+        if database is not None and _has_warehouse(database):
+            from helios.warehouse import Warehouse  # noqa: PLC0415 - see keep_runs
+
+            with Warehouse.open(database) as warehouse:
+                return warehouse.trial_runs(user=own_name(), program=program), ""
+    except HeliosError as reason:
+        return [], f"Earlier trials are not known, since the warehouse cannot be read: {reason.message}"
+    return [], ""
+
+
+def _has_warehouse(database: str) -> bool:
+    """Return whether there is a warehouse.
+
+    For a file that is not there it is not imported.
+    """
+    file = database.removeprefix("sqlite:///")
+    return file == database or Path(file).exists()
+
+
+def own_name() -> str:
+    """Return the user's name, or number where there is no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,146 @@
+"""A pool as a Slurm job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
+from helios.private_files import make_folder
+from helios.training.pool.sweep_file import read_training_sweep
+
+if TYPE_CHECKING:
+    pass
+
+SUBMIT_S = 60.0
+"""How long sbatch may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Slurm options of a pool's job.
+
+    None stands for the site's default.
+
+    Attributes
+    ----------
+    memory, time_limit : str, optional
+        As ``sbatch`` takes them.
+    signal_s : int
+        How long before the end of the allocation trials are asked for a checkpoint, s.
+    nodes : int
+        Nodes of one allocation. The other options are for each node.
+    shards : int, optional
+        Shards of GPUs (``gres/shard``) instead of whole ones.
+    more : sequence of str
+        Other options of ``sbatch``.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    time_limit: str | None = None
+    signal_s: int = 120
+    more: Sequence[str] = ()
+    nodes: int = 1
+    shards: int | None = None
+
+
+def job_script(
+    path: Path,
+    allocation: Allocation,
+    *,
+    folder: Path | None = None,
+    slots: int | None = None,
+    pool: int | None = None,
+) -> str:
+    """Return a batch script that runs a sweep in one allocation.
+
+    Parameters
+    ----------
+    pool : int, optional
+        Number of the pool among several that share the folder, from 1.
+
+    Raises
+    ------
+    UsageError
+        The sweep cannot be run, or an option has more than one line.
+    """
+    read_training_sweep(path)
+    into = (folder or path.with_suffix(".pool")).absolute()
+    place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
+    asked = {
+        "job-name": f"{path.stem}-{place}" + ("" if pool is None else f"-{pool}"),
+        "nodes": allocation.nodes,
+        "ntasks-per-node": 1,
+        "dependency": "singleton",
+        "signal": f"B:USR1@{allocation.signal_s}",
+        "output": str(into / "slurm-%j.log"),
+        "partition": allocation.partition,
+        "account": allocation.account,
+        "gpus-per-node": allocation.gpus,
+        "gres": None if allocation.shards is None else f"shard:{allocation.shards}",
+        "cpus-per-task": allocation.cpus,
+        "mem": allocation.memory,
+        "time": allocation.time_limit,
+    }
+    options = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
+    if any(not option.isprintable() for option in options):
+        raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
+    words = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
+    words += [] if slots is None else ["--slots", str(slots)]
+    words += [] if pool is None else ["--shared"]
+    # exec, so that the signal before the end of the allocation reaches Helios itself.
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", f"exec {shlex.join(words)}"]
+    return "\n".join(lines) + "\n"
+
+
+def submit_pool(scripts: Sequence[str], *, folder: Path, chain: int = 1) -> list[str]:
+    """Submit batch scripts, and return the ids of the jobs.
+
+    Parameters
+    ----------
+    scripts : sequence of str
+        One for each pool of the folder.
+    chain : int
+        How many allocations at most, each of which goes on where the last one ended.
+
+    Raises
+    ------
+    ClusterUnavailable
+        There is no ``sbatch`` here, or it did not answer.
+    ClusterRefused
+        It refused the job.
+    FileUnwritable
+        The folder cannot be made, which is for the jobs' output.
+    """
+    try:
+        make_folder(folder)
+    except OSError as reason:
+        raise FileUnwritable(f"{folder} cannot be made: {reason}", hint="Choose another place: --folder") from reason
+    jobs = []
+    for script in [script for _ in range(chain) for script in scripts]:
+        try:
+            answer = subprocess.run(
+                ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False, timeout=SUBMIT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as reason:
+            raise ClusterUnavailable(
+                f"sbatch cannot be run: {reason}", hint="Submit it where sbatch works, or run it here: helios pool run"
+            ) from reason
+        if answer.returncode:
+            raise ClusterRefused(
+                f"Slurm refused the job: {' '.join(answer.stderr.split())}",
+                hint="See what is asked with --dry-run, and change it with the options of helios pool submit.",
+            )
+        jobs.append(answer.stdout.strip().partition(";")[0])
+    return jobs
