@@ -19,7 +19,7 @@ from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
-from helios.metrics.capacity import choose_resource
+from helios.metrics.capacity import ClusterCapacity, choose_resource
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import STEP_S, JobState, NodeSeries
 from helios.ports import Progress, no_progress
@@ -120,7 +120,7 @@ def count_nodes(history: LoadedHistory, asked: RequestedClusterShape) -> NodeSer
     jobs, notes = _usable_jobs(history, asked)
     known = jobs["started_at"].notna() & (jobs["ended_at"].notna() | _runs(jobs))
     if known.mean() >= FEWEST_STARTED:
-        counted = _count_recorded(jobs[known].reset_index(drop=True), asked, begin=begin)
+        counted = _count_recorded(jobs[known].reset_index(drop=True), asked, begin=begin, capacity=capacity)
     else:
         timed = jobs_between(jobs[jobs["run_time_s"].notna()], begin, None)
         counted = _count_replayed(timed.reset_index(drop=True), asked)
@@ -184,7 +184,9 @@ def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float6
     return np.asarray(jobs["nodes"].fillna(1.0).to_numpy(), dtype=np.float64)
 
 
-def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape, *, begin: datetime | None) -> _Counted:
+def _count_recorded(
+    jobs: pd.DataFrame, asked: RequestedClusterShape, *, begin: datetime | None, capacity: ClusterCapacity | None
+) -> _Counted:
     start_s, end_s, submitted_s = (
         whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("started_at", "ended_at", "submitted_at")
     )
@@ -201,6 +203,8 @@ def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape, *, begin: 
         group = np.zeros(len(held.names), dtype=np.int64)
         busy = most_at_once(held, group=group, n_groups=1, first_s=first_s, step_s=STEP_S, n_steps=n_steps)[0]
         total = float(asked.total or len(held.names))
+        if not asked.nodes and capacity is None:
+            notes.append(f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N.")
     else:
         ends_s = np.minimum(end_s, until_s + STEP_S)
         size = most_held(start_s, ends_s, _size(jobs, asked), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
