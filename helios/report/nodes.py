@@ -64,7 +64,10 @@ class SpareNodes:
 
     @property
     def share_delayed(self) -> float | None:
-        """Share of the submissions of the last seven days that were delayed; None without any."""
+        """Share of the submissions of the last seven days that were delayed.
+
+        None without any.
+        """
         submissions = sum(rule.submissions for rule in self.rules)
         return sum(rule.delayed for rule in self.rules) / submissions if submissions else None
 

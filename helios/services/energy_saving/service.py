@@ -244,7 +244,10 @@ class _Pool:
 
 
 def _change_as_published(forecast: NodeForecast | None, pool: str, *, needed: int, powered: int, total: int) -> int:
-    """Return the nodes to wake, or below zero those to put to sleep, by the rule of the paper."""
+    """Return the change of nodes awake by the rule of the paper.
+
+    Below zero are nodes to put to sleep.
+    """
     values = published_values(total)
     level = needed + values.reserve
     if forecast is None or pool not in forecast.busy:
