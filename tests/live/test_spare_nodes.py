@@ -96,7 +96,9 @@ def test_a_restart_in_the_middle_changes_nothing(helios: Running) -> None:
     helios.start()
     report = helios.until(lambda report: not report.suspended)
     assert (report.slept, report.woken) == ((), ())
+    states = helios.rig.nodes()
     helios.rig.control("restart", "slurmctld")
+    helios.rig.until(lambda: helios.rig.nodes() == states)  # a node that does not answer yet would be replaced
     helios.start()
     helios.until(lambda report: not report.suspended)
     assert helios.sleepers() == before
