@@ -430,7 +430,7 @@ def test_at_the_time_limit_trials_are_checkpointed_and_later_go_on(tmp_path: Pat
 def test_no_trial_is_started_that_will_probably_not_end(tmp_path: Path) -> None:
     def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
         if event["event"] == "finished":
-            pool._usual_s = 1000.0
+            pool._trials.usual_s = 1000.0
             pool.ends_s = time.time() + 500.0
 
     one = Device(name="cpu:0", kind="cpu", memory_mib=500.0, slots=1)
