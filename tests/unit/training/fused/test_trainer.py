@@ -206,7 +206,7 @@ class TestFailures:
         trainer = a_trainer(configurations, build=build, on_nan="skip", way=way)
         trainer.train(steps=3)
         assert trainer.numbers == [0, 1]
-        start = trainer._make_model(configurations[0], 0).state_dict()
+        start = trainer._models.make_model(configurations[0], 0).state_dict()
         assert torch.equal(trainer.model(0).state_dict()["0.weight"], start["0.weight"])
 
     @pytest.mark.parametrize("way", ["vmap", "serial"])
@@ -223,8 +223,8 @@ class TestFailures:
         trainer.train(steps=1)
         scales = [member.scale for member in trainer._engine.members]
         assert scales == [32_768.0, 65_536.0]
-        assert torch.equal(trainer.model(0)[0].weight, trainer._make_model(configurations[0], 0)[0].weight)
-        assert not torch.equal(trainer.model(1)[0].weight, trainer._make_model(configurations[1], 0)[0].weight)
+        assert torch.equal(trainer.model(0)[0].weight, trainer._models.make_model(configurations[0], 0)[0].weight)
+        assert not torch.equal(trainer.model(1)[0].weight, trainer._models.make_model(configurations[1], 0)[0].weight)
 
     def test_too_little_memory_halves_the_models_at_once_and_loses_no_step(
         self, monkeypatch: pytest.MonkeyPatch
@@ -329,7 +329,7 @@ class TestWays:
     @pytest.mark.parametrize("fast", WAYS)
     def test_the_fastest_is_taken(self, fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
         times = {way: 1e-9 if way == fast else 1.0 for way in WAYS}
-        monkeypatch.setattr("helios.training.fused.trainer.fastest", lambda ways: {way: times[way] for way in ways})
+        monkeypatch.setattr("helios.training.fused.choice.fastest", lambda ways: {way: times[way] for way in ways})
         trainer = a_trainer(THREE, way="auto")
         assert trainer.way == fast
         trainer.train(steps=10)
@@ -364,7 +364,7 @@ class TestWays:
     def test_models_with_the_same_order_share_their_batches(self) -> None:
         configurations = [{**each, "data_seed": 7} for each in THREE]
         trainer = a_trainer(configurations, way="traced")
-        inputs, _ = trainer._next_batch()
+        inputs, _ = trainer._batches.next_batch(trainer._engine.members)
         assert inputs[0].stride()[0] == 0
         trainer.train(steps=10)
         assert_as_alone(trainer, 1, configurations[1], steps=10)
@@ -378,14 +378,14 @@ class TestWays:
         trainer.train(steps=3)
         trainer.remove(2)
         trainer.train(steps=1)
-        orders = trainer._orders
+        orders = trainer._batches.orders
         trainer.train(steps=2)
         assert_as_alone(trainer, 4, five[4], steps=9)
         trainer.train(steps=2)
-        assert trainer._orders is not orders  # another epoch
-        orders = trainer._orders
+        assert trainer._batches.orders is not orders  # another epoch
+        orders = trainer._batches.orders
         trainer.train(steps=1)
-        assert trainer._orders is orders  # made once an epoch, also beside the place of one that has left
+        assert trainer._batches.orders is orders  # made once an epoch, also beside the place of one that has left
         assert_as_alone(trainer, 1, five[1], steps=12)
 
     @pytest.mark.parametrize("way", WAYS)
