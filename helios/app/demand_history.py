@@ -1,9 +1,9 @@
-"""Past use of nodes, from a series or from jobs, and the forecast of tomorrow's."""
+"""Past use of nodes and the forecast of tomorrow's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,12 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
+from helios.app.record import jobs_between
 from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
-from helios.metrics.capacity import choose_resource
+from helios.metrics.capacity import ClusterCapacity, choose_resource
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import STEP_S, JobState, NodeSeries
 from helios.ports import Progress, no_progress
@@ -49,7 +50,7 @@ NEVER_S = np.iinfo(np.int64).max
 def read_files(
     files: Sequence[Path], *, timezone: str, total: float | None, gpus_per_node: int, in_steps: bool = False
 ) -> NodeSeries:
-    """Read series of busy nodes, parts of one cluster, and add them up.
+    """Read series of busy nodes and add them up.
 
     Parameters
     ----------
@@ -115,12 +116,16 @@ def count_nodes(history: LoadedHistory, asked: RequestedClusterShape) -> NodeSer
     PartitionUnknown
         A replay is needed, and the nodes named are not those of its partitions.
     """
+    begin, capacity = history.window[0], history.capacity
     jobs, notes = _usable_jobs(history, asked)
     known = jobs["started_at"].notna() & (jobs["ended_at"].notna() | _runs(jobs))
     if known.mean() >= FEWEST_STARTED:
-        counted = _count_recorded(jobs[known].reset_index(drop=True), asked)
+        counted = _count_recorded(jobs[known].reset_index(drop=True), asked, begin=begin, capacity=capacity)
     else:
-        counted = _count_replayed(jobs[jobs["run_time_s"].notna()].reset_index(drop=True), asked)
+        timed = jobs_between(jobs[jobs["run_time_s"].notna()], begin, None)
+        counted = _count_replayed(timed.reset_index(drop=True), asked)
+    if capacity is not None and capacity.nodes is not None:
+        counted = replace(counted, total=float(capacity.nodes))
     return NodeSeries(
         name=history.cluster if asked.partition is None else f"{history.cluster}, {asked.partition}",
         start_s=counted.first_s,
@@ -172,18 +177,21 @@ def _usable_jobs(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[
 
 
 def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float64]:
-    """Return what each job holds, in nodes, a fraction where it shares one."""
+    """Return the nodes that each job holds, or its share of one."""
     gpus = jobs["gpus"].to_numpy()
     if (gpus > 0).any():
         return np.asarray(gpus / asked.gpus_per_node)
     return np.asarray(jobs["nodes"].fillna(1.0).to_numpy(), dtype=np.float64)
 
 
-def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
+def _count_recorded(
+    jobs: pd.DataFrame, asked: RequestedClusterShape, *, begin: datetime | None, capacity: ClusterCapacity | None
+) -> _Counted:
     start_s, end_s, submitted_s = (
         whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("started_at", "ended_at", "submitted_at")
     )
-    first_s = int(start_s.min()) // STEP_S * STEP_S
+    # Of the time before the record is complete only those that lasted are known.
+    first_s = max(int(start_s.min()), int(begin.timestamp()) if begin else 0) // STEP_S * STEP_S
     # After the last submission, jobs may have run that are missing because they had not ended when history was read.
     n_steps = max(int(submitted_s.max()) - first_s, STEP_S) // STEP_S
     until_s = first_s + n_steps * STEP_S
@@ -195,7 +203,7 @@ def _count_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counte
         group = np.zeros(len(held.names), dtype=np.int64)
         busy = most_at_once(held, group=group, n_groups=1, first_s=first_s, step_s=STEP_S, n_steps=n_steps)[0]
         total = float(asked.total or len(held.names))
-        if not asked.nodes:
+        if not asked.nodes and capacity is None:
             notes.append(f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N.")
     else:
         ends_s = np.minimum(end_s, until_s + STEP_S)
@@ -236,7 +244,7 @@ def _count_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counte
 def forecast_tomorrow(
     series: NodeSeries, *, kind: str, zone: ZoneInfo, until: datetime | None = None, progress: Progress = no_progress
 ) -> ForecastReport:
-    """Forecast the hours of the day after the end of a series, and score such forecasts on its last weeks.
+    """Forecast the hours of tomorrow, and score such forecasts.
 
     Parameters
     ----------

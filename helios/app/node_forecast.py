@@ -1,4 +1,4 @@
-"""Forecast of the nodes in use of a live cluster, for the rule of the paper."""
+"""Forecast of the nodes in use, for the rule of the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP_MIN = STEP_S // 60
 
 
 class NodeForecasts:
-    """Forecasts the nodes in use of pools, with models of each week that are kept.
+    """Forecasts the nodes in use, and keeps the model of each week.
 
     Parameters
     ----------

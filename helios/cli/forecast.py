@@ -7,7 +7,18 @@ from typing import Annotated
 from typer import Option
 
 from helios.cli.energy import MoreFiles, Series, Total
-from helios.cli.options import AsJson, GpusPerNode, HistoryOptions, configuration, expand, moment, named_timezone
+from helios.cli.options import (
+    AsJson,
+    GpusPerNode,
+    HistoryOptions,
+    Machine,
+    WindowOptions,
+    configuration,
+    described,
+    expand,
+    moment,
+    named_timezone,
+)
 from helios.cli.output import print_notes, print_result, progress_bars
 from helios.config import zone
 from helios.errors import UsageError
@@ -24,7 +35,7 @@ def forecast_(
     ] = None,
     nodes: Annotated[
         str | None,
-        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once."),
+        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: as helios whatif takes them."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
     total: Total = None,
@@ -45,25 +56,27 @@ def forecast_(
     if files and (source.cluster or source.trace):
         raise UsageError("--series cannot be used with --cluster or --trace.", hint="Give one of them.")
     from helios.app.demand_history import RequestedClusterShape, count_nodes, forecast_tomorrow, read_files  # noqa: PLC0415 - it takes LightGBM
-    from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - as above
     from helios.report.forecast import forecast_table  # noqa: PLC0415 - as above
 
     settings = configuration().settings
-    per_node = gpus_per_node or settings.whatif.gpus_per_node
+    size = None
     with progress_bars() as progress:
         if files:
+            per_node = gpus_per_node or settings.whatif.gpus_per_node
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
             counted = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node, in_steps=True)
         else:
-            history = source.read(progress)
-            zone_name = history.timezone
-            pooled = None if total is None else {"all": max(int(total), 1)}
-            shape = RequestedClusterShape(
-                nodes=pooled if nodes is None else parse_nodes(nodes),
-                gpus_per_node=per_node,
-                partition=partition,
-                default_time_limit_s=settings.whatif.default_time_limit_s,
+            pooled = None if total is None else str(max(int(total), 1))
+            machine = Machine(nodes=nodes or pooled, gpus_per_node=gpus_per_node)
+            history = described(
+                source.read(progress),
+                settings=settings,
+                window=WindowOptions(until=until),
+                machine=machine,
+                partitions=[partition] if partition else (),
             )
+            zone_name, size = history.timezone, history.capacity and history.capacity.to_json()
+            shape = RequestedClusterShape(**machine.request_fields(settings, history.capacity), partition=partition)
             counted = count_nodes(history, shape)
         found = forecast_tomorrow(
             counted,
@@ -73,4 +86,4 @@ def forecast_(
             progress=progress,
         )
     print_notes(found.notes)
-    print_result(found.to_json(), forecast_table(found), as_json=as_json)
+    print_result(found.to_json() | {"capacity": size}, forecast_table(found), as_json=as_json)

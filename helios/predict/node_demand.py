@@ -133,7 +133,7 @@ class NodeHours:
         return cls(start_s=start_s, hourly=hourly, past=before - hourly[:, None], calendar=calendar)
 
     def features(self, rows: Rows, hours: int) -> Values:
-        """Return the features of each of ``hours`` hours after each of the steps ``rows``.
+        """Return the features of the hours after each of the steps.
 
         The result has the shape (len(rows) * hours, n_features); what came after a step has no part in its rows.
         """
@@ -147,7 +147,7 @@ class NodeHours:
         return np.stack(columns, axis=-1).reshape(goal.size, -1)
 
     def changes(self, rows: Rows, hours: int) -> Values:
-        """Return by how much use changed until each hour, NaN where that is not known yet."""
+        """Return by how much use changed until each hour."""
         goal = rows[:, None] + HOUR * np.arange(1, hours + 1)
         known = goal < len(self.hourly)
         changed = self.hourly[np.where(known, goal, 0)] - self.hourly[rows, None]
@@ -171,7 +171,7 @@ def train(history: NodeHours, *, until: int, hours: int) -> lightgbm.Booster | N
 
 
 def expect(model: lightgbm.Booster, history: NodeHours, rows: Rows, hours: int) -> Values:
-    """Return the nodes expected in each hour after each of the steps, of shape (len(rows), hours)."""
+    """Return the nodes expected, of shape (len(rows), hours)."""
     changes = np.asarray(model.predict(history.features(rows, hours), num_threads=1)).reshape(len(rows), hours)
     return np.asarray(np.maximum(history.hourly[rows, None] + changes * SPREAD[:hours], 0.0))
 
@@ -184,7 +184,7 @@ def expect_all(
     hours: int,
     models: MutableMapping[int, lightgbm.Booster | None] | None = None,
 ) -> Values:
-    """Return the nodes expected after each of some steps, as they would have been then.
+    """Return the nodes expected after each of some past steps.
 
     A model is trained at the begin of each week since the epoch on what was before it, so that the forecast of a step
     does not depend on where the history or the steps begin, and a restart changes nothing.
@@ -264,7 +264,7 @@ def _expect_with(model: lightgbm.Booster | None, history: NodeHours, rows: Rows)
 
 
 def _error_range(history: NodeHours, *, until: int) -> Values:
-    """Return the range of errors at each hour ahead, of shape (2, HOURS)."""
+    """Return the range of errors, of shape (2, HOURS)."""
     split = until - min(until // 4, OF_ERRORS)
     rows = np.arange(split, until - HOUR, HOUR)
     model = train(history, until=split, hours=HOURS)
@@ -298,7 +298,7 @@ class HourScore:
 def score(
     history: NodeHours, *, from_step: int, gaps: NDArray[np.bool_] | None = None, progress: Progress = no_progress
 ) -> list[HourScore]:
-    """Score forecasts made each hour from ``from_step`` on beside those without a model.
+    """Score forecasts of each hour beside those without a model.
 
     A model is trained at the begin of each week after ``from_step``, on what was before.
 

@@ -675,7 +675,7 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
 
 
 def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
-    """Draw the energy saved against delays of each policy, and of each number of spare nodes.
+    """Draw the energy saved against the delays of each policy.
 
     As SVG; up and left is better.
     """

@@ -1,4 +1,4 @@
-"""What nodes drew, and what sleep saved: the ledger of a cluster's nodes as sentences, tables and JSON."""
+"""What the nodes of a cluster drew, and what sleep saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each energy policy would save and delay: sentences, tables and JSON of ``helios energy whatif``."""
+"""What each energy policy would save and delay."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class WeeklySaving:
     high_kwh_day: float | None
 
     def interval(self, *, sign: int) -> str:
-        """Return the interval in brackets, of the difference times ``sign``, empty without one."""
+        """Return the interval of the difference times ``sign`` in brackets."""
         if self.low_kwh_day is None or self.high_kwh_day is None:
             return ""
         low, high = sorted((sign * self.low_kwh_day, sign * self.high_kwh_day))
@@ -147,7 +147,7 @@ class FrontRow:
 
     @property
     def price_kwh(self) -> float | None:
-        """Energy that the last of them costs for each delay it spares, kWh.
+        """What the last of them costs for each delay it spares, kWh.
 
         None where it spares none.
         """
@@ -258,7 +258,7 @@ class EnergyWhatIf:
 
 
 def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
-    """Return the verdict and the tables for a terminal of so many columns."""
+    """Return the verdict and the tables for a terminal."""
     first, end = result.window
     head = (
         f"{result.name}: {result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} "
@@ -272,7 +272,7 @@ def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
 
 
 def energy_verdict(result: EnergyWhatIf) -> list[str]:
-    """Return what the default policy comes to, once for the whole cluster, and why its rules were chosen."""
+    """Return what the default policy comes to, and why."""
     ces, always_on = result.of(CES), result.of(ALWAYS_ON)
     if ces is None or always_on is None:
         return []
@@ -341,13 +341,13 @@ def front_title(result: EnergyWhatIf) -> str:
 
 
 def policy_rows(result: EnergyWhatIf, *, wide: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the rows of the table of policies, each row with its policy first."""
+    """Return the heads and the rows of the policies."""
     names = _columns(result, wide=wide)
     return names, [[policy.policy, *_cells(policy, names, result)] for policy in result.policies]
 
 
 def front_rows(result: EnergyWhatIf, *, wide: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the rows of the table of spare nodes, each row with their number first."""
+    """Return the heads and the rows of the numbers of spare nodes."""
     names = _columns(result, wide=wide)
     rows = [
         [str(row.spare), *_cells(row.result, names, result), "-" if (kwh := row.price_kwh) is None else f"{kwh:,.0f}"]

@@ -1,4 +1,4 @@
-"""Report of the nodes that will be needed tomorrow, with the score of such forecasts."""
+"""Report of the nodes that will be needed tomorrow."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def forecast_table(report: ForecastReport) -> RenderableType:
 
 
 def forecast_sentences(report: ForecastReport) -> list[str]:
-    """Return the quietest hours of the day, and how the forecast compares with those without a model."""
+    """Return the quietest hours, and how good such forecasts are."""
     sentences = []
     stretches = [report.hours[first : first + QUIET_H] for first in range(len(report.hours) - QUIET_H + 1)]
     if stretches:

@@ -1,4 +1,4 @@
-"""Replay of jobs on nodes that sleep, without the snapshots and settings of a simulated cluster.
+"""Replay of jobs on nodes that sleep, where nobody acts.
 
 The jobs go first in, first out, with EASY backfill. It is what remains of
 :class:`~helios.simulate.cluster.SimCluster` where nobody acts: to make one takes a quarter of the time.

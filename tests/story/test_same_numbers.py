@@ -21,6 +21,7 @@ COMMANDS = {
     "whatif": ["whatif", "--policy", "fifo", "--draws", "0"],
     "evaluate": ["model", "evaluate", "--no-value"],
     "energy": ["energy", "whatif"],
+    "forecast": ["forecast"],
 }
 
 

@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import get_type_hints
 
@@ -117,3 +118,26 @@ def constants_below(module: Path) -> int:
 
 def test_few_constants_stand_below_the_first_definition() -> None:
     assert sum(constants_below(module) for module in (ROOT / "helios").rglob("*.py")) <= CONSTANTS_BELOW_MOST
+
+
+def imported_modules(tree: ast.AST, modules: Collection[str]) -> Iterator[str]:
+    """Yield what a module imports, also in functions, but not what only a type checker reads."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else str(node.module) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        yield from imported_modules(node, modules)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "helios").rglob("*.py")}
+    trees = {name.removesuffix(".__init__"): ast.parse(path.read_text()) for name, path in files.items()}
+    imports = {name: {*imported_modules(tree, trees)} & {*trees} for name, tree in trees.items()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))

@@ -56,7 +56,7 @@ def policy_result(
 
 
 def weekly_savings(runs: Mapping[str, SeriesRun], energy: Energy, *, policy: str) -> tuple[WeeklySaving, ...]:
-    """Return what a policy saved against each of the others, week by week.
+    """Return what a policy saved against the others, by week.
 
     Only whole weeks from the begin of the window on are compared.
     """
@@ -77,7 +77,7 @@ def weekly_savings(runs: Mapping[str, SeriesRun], energy: Energy, *, policy: str
 
 
 def _saved_kwh(run: SeriesRun, always_on: SeriesRun, energy: Energy, hours: slice) -> float:
-    """Return the energy saved, had all nodes done as much work while they were on."""
+    """Return the energy saved, for as much work done."""
     kwh, always_kwh = (_hourly_kwh(replay, energy)[hours].sum() for replay in (run, always_on))
     done, always_done = (sum(map(_work, replay.hourly[hours])) for replay in (run, always_on))
     return float(always_kwh * (done / always_done if always_done else 1.0) - kwh)

@@ -1,4 +1,4 @@
-"""Choice of the rule for nodes awake from replayed jobs, with the limit and the rivals of the rule.
+"""Use of nodes in a replay, the limit, and the rivals of the rule.
 
 The limit that no rule can pass follows from the same replay, in which the safe rule lets nodes sleep. Were all nodes
 awake in it, jobs that are placed at random would be spread over all of them. On Venus from April to July the rule would
@@ -73,7 +73,13 @@ def timer_rule(spare: int, *, counts_busy: bool) -> AwakeRule:
 
 
 def chosen_rules(choices: Mapping[str, SpareChoice], *, spare: int | None = None) -> tuple[AwakeRule, ...]:
-    """Return the chosen rule of each partition, or with another number of spare nodes in all of them."""
+    """Return the chosen rule of each partition, or one like it.
+
+    Parameters
+    ----------
+    spare : int, optional
+        Spare nodes of each partition instead of the chosen number.
+    """
     return tuple(choice.rule if spare is None else replace(choice.rule, spare=spare) for choice in choices.values())
 
 

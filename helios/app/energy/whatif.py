@@ -178,7 +178,7 @@ def energy_on_jobs(
 
 @dataclass(kw_only=True, eq=False)
 class _Replays:
-    """Setup that all policies share, and what follows from the replay under the safe rule.
+    """Setup that all policies share, and the replay under the safe rule.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ class _Replays:
         )
 
     def timer_rules(self, *, counts_busy: bool) -> tuple[AwakeRule, ...]:
-        """Return the idle timer of each partition with as many nodes awake as the rule has spare ones."""
+        """Return the idle timer of each partition with spare nodes."""
         return tuple(timer_rule(choice.rule.spare, counts_busy=counts_busy) for choice in self.choices.values())
 
     def replay(
@@ -323,7 +323,7 @@ class _Replays:
         )
 
     def published_levels(self) -> Levels:
-        """Return the levels of the paper's rule in the window and ``RUN_IN_S`` before."""
+        """Return the levels of the paper's rule, from ``RUN_IN_S`` before on."""
         start_s, most, _ = self.holding.in_steps(STEP_S)
         n_steps = (self.window_s[1] - start_s) // STEP_S
         first = max((self.window_s[0] - RUN_IN_S - start_s) // STEP_S, 0)
@@ -337,7 +337,7 @@ class _Replays:
         return np.stack(found, axis=1)
 
     def oracle(self, always_on: EnergyReplay) -> EnergyReplay:
-        """Return the limit: jobs as under the safe rule, on nodes filled in blocks.
+        """Return the limit for jobs on nodes filled in blocks.
 
         With jobs at random places, a timer would sleep more than an oracle that has to take the places as they are.
         """
@@ -348,7 +348,7 @@ class _Replays:
 
 
 def _level_rule(nodes: int) -> AwakeRule:
-    """Return the rule that keeps awake as many nodes as are set every step, first all."""
+    """Return the rule that keeps awake as many nodes as are set."""
     return AwakeRule(memory_s=0, spare=nodes, every_s=STEP_S, counts_use=False)
 
 
@@ -382,7 +382,7 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
 
 
 def _front(replays: _Replays, found: Mapping[str, EnergyReplay]) -> tuple[FrontRow, ...]:
-    """Return what each number of spare nodes comes to, with the price of the last."""
+    """Return what each number of spare nodes comes to."""
     rows: list[FrontRow] = []
     begin_s, end_s = replays.window_s
     days = (end_s - begin_s) / DAY_S

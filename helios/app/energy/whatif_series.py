@@ -197,7 +197,7 @@ def _align(request: EnergySeriesRequest) -> _AlignedSeries:
 
 
 def _choose(aligned: _AlignedSeries, request: EnergySeriesRequest, energy: Energy) -> SpareChoice:
-    """Return the rule, chosen on the weeks before the window; rises of the series count as submissions."""
+    """Return the rule that the weeks before the window suggest."""
     after = aligned.first * aligned.fine_per_step
     before = slice(max(after - 7 * WEEKS * DAY_S // aligned.step_s, 0), after)
     n_minutes = (before.stop - before.start) * aligned.step_s // CHECK_S
@@ -223,7 +223,7 @@ def _choose(aligned: _AlignedSeries, request: EnergySeriesRequest, energy: Energ
 def _policies(
     aligned: _AlignedSeries, choice: SpareChoice, request: EnergySeriesRequest, energy: Energy
 ) -> Iterator[tuple[str, Steps]]:
-    """Yield each policy with its levels over the fine steps, from the run-in on."""
+    """Yield each policy with its levels from the run-in on."""
     busy, total = aligned.fine_busy[aligned.replayed], aligned.fine_total[aligned.replayed]
     rules = {
         "idle_timer_30min": timer_rule(0, counts_busy=False),
@@ -239,7 +239,7 @@ def _policies(
 
 
 def _published(aligned: _AlignedSeries, request: EnergySeriesRequest) -> Steps:
-    """Return the levels of the paper's rule over the fine steps, from the run-in on."""
+    """Return the levels of the paper's rule from the run-in on."""
     hours = NodeHours.of(mean_of_hour(aligned.busy), start_s=aligned.start_s, zone=request.zone)
     first, after = aligned.run_in, len(aligned.busy)
     expected = expect_all(hours, from_step=first, until_step=after, hours=EXPECTED_HOURS)

@@ -1,4 +1,4 @@
-"""Rule of the paper for how many nodes stay awake, with its authors' values.
+"""Rule of the paper for how many nodes stay awake.
 
 Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
 Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts. Nodes are put to

@@ -773,7 +773,7 @@ def _environment_variable(process: psutil.Process, name: str) -> str | None:
 
 
 def _kill_orphans(trial: _RunningTrial, leaders: set[int]) -> None:
-    """Kill what the leader of a trial left behind, which has become a child of this process."""
+    """Kill what the leader of a trial left behind."""
     waited: set[int] = set()
     for _ in range(100):  # the children of a killed process become children of this one
         orphans = [pid for pid in _child_pids() if pid not in leaders]

@@ -150,7 +150,7 @@ def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
         for told in ({"patience": ["1h"]}, [{"patience": ["1h"]}])
     )
     assert of_one == of_several
-    assert dict(of_one.cells[-1].plan.options) == {"patience_s": 3_600}
+    assert dict(of_one.cells[-1].scenario.options) == {"patience_s": 3_600}
 
 
 @pytest.mark.parametrize(

@@ -126,12 +126,6 @@ def test_page_of_a_poor_history_says_what_it_cannot_say(name: str, audience: str
     assert not {"nan", "None", "inf"} & set(seen.words)
 
 
-def test_page_of_a_window_without_jobs_is_there() -> None:
-    found = a_study(at(0), since=FIRST + 100 * HOUR, until=FIRST + 200 * HOUR)
-    page, _ = write_study(found, audience="admin", report=Path("unused.html"), out=None)
-    assert "cannot say" in page
-
-
 def test_files_hold_what_the_figures_show(tmp_path: Path) -> None:
     found = a_busy_history()
     _, files = write_study(found, audience="paper", report=None, out=tmp_path / "out")
