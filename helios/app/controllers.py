@@ -303,13 +303,7 @@ class UseUnknown(HeliosError):
 
 
 class NodeController(Controller[NodeControllerState]):
-    """Controller of the nodes of one cluster.
-
-    Parameters
-    ----------
-    synchronous : bool
-        As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
-    """
+    """Controller of the nodes of one cluster."""
 
     domain, lock, kind = Domain.NODES, LOCK_OF_NODES, NodeControllerState
     memory, released, released_file = NODES_MEMORY, NODES_RELEASED, NODES_RELEASED_FILE
@@ -320,13 +314,11 @@ class NodeController(Controller[NodeControllerState]):
         settings: Settings,
         *,
         clock: Callable[[], datetime] = now_utc,
-        synchronous: bool = True,
     ) -> None:
         super().__init__(site, settings, clock=clock)
         self._use: NodeUseRecord | None = None
         self._seen_use: NodeUse | None = None
         self._defect = ""
-        self._synchronous = synchronous
         self._tallied_at: datetime | None = None
 
     @property

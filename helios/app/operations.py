@@ -87,7 +87,7 @@ def operations_for(
             "No configured service acts on nodes, and this daemon was to act on nothing else.",
             hint="Name one in helios.toml: [services.ces]",
         )
-    operations = Operations(settings, cluster=cluster, synchronous=False)
+    operations = Operations(settings, cluster=cluster)
     own_domains = {domain for domain, is_active in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if is_active}
     notices = Notices(settings, sender="-".join(sorted(own_domains)), cluster=lambda: operations.site.name)
     return DaemonOperations(
@@ -152,9 +152,7 @@ class Operations:
         cluster: str | None = None,
         open_cluster: Callable[[Settings], LiveCluster] = open_live_cluster,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        synchronous: bool = True,
     ) -> None:
-        self._synchronous = synchronous
         self.settings, self._cluster, self._open_cluster, self._clock = settings, cluster, open_cluster, clock
         self._site: LiveCluster | None = None
         self._cycles: JobController | None = None
@@ -202,9 +200,7 @@ class Operations:
         """
         with self._lock:
             if self._node_cycles is None:
-                self._node_cycles = NodeController(
-                    self.site, self.settings, clock=self._clock, synchronous=self._synchronous
-                )
+                self._node_cycles = NodeController(self.site, self.settings, clock=self._clock)
             return self._node_cycles
 
     @property

@@ -29,7 +29,7 @@ from helios.ports import Progress
 from helios.predict.live_predictor import LivePredictor
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
-DAYS, FEW_DAYS, SERIES_DAYS = 12, 1.5, 50
+DAYS, FEW_DAYS, SERIES_DAYS = 16, 1.5, 50
 FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
 MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
@@ -53,7 +53,7 @@ STEPS = {
     "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
     "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
 }
-"""Commands that together call every compiled function, on a small synthetic cluster."""
+"""Commands that together call every compiled function, on a small synthetic cluster. A forecast takes two weeks."""
 
 
 def compile_(as_json: AsJson = False) -> None:

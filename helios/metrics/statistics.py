@@ -48,14 +48,6 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | No
     return mean - half, mean + half
 
 
-def poisson_interval(events: int, days: float) -> tuple[float, float]:
-    """Return the exact 95 % interval of a daily rate (Garwood 1936)."""
-    from scipy.special import gammaincinv  # noqa: PLC0415 - see student_t
-
-    low = float(gammaincinv(events, 1 - _UPPER)) if events else 0.0
-    return low / days, float(gammaincinv(events + 1, _UPPER)) / days
-
-
 def share_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927)."""
     share, z_n = count / total, student_t(1e9) ** 2 / total

@@ -98,10 +98,15 @@ class RecordWindow:
         reaches_before = since is not None and since.timestamp() < self.begin_s
         reaches_after = until is not None and until.timestamp() > self.end_s
         if self.before and (since is None or reaches_before):
-            why = {"asked": "as it was read", "ends": "the earliest end", "rate": "when submissions become usual"}
             jobs = count_in_words(self.before, "job")
-            said = f"The record is complete from {self.begin:%Y-%m-%d %H:%M} UTC on ({why[self.source]})."
-            if since is None:
+            why = "as it was read" if self.source == "asked" else "the earliest end"
+            said = f"The record is complete from {self.begin:%Y-%m-%d %H:%M} UTC on ({why})."
+            if self.source == "rate":
+                said = (
+                    f"Submissions are rare before {self.begin:%Y-%m-%d %H:%M} UTC: {jobs} from {_day(self.first_s)} on "
+                )
+                said += "are not counted." if since is None else "are few, so use is too low."
+            elif since is None:
                 said += f" {jobs} submitted before, from {_day(self.first_s)} on, are not counted: of that time there "
                 said += "are only those that lasted."
             else:

@@ -82,8 +82,6 @@ DOTS = 400
 MOST_POINTS = 600
 """Points that a curve is drawn through."""
 
-FAR_RIGHT = 10.0
-"""Wake-ups a day above which a name is written to the left of its dot."""
 
 LAYERS = (
     ("busy", "with a job", BLUE),

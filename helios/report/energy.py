@@ -18,19 +18,6 @@ TIMERS_MIN = (30, 10)
 FINE_BELOW = 100
 """Totals below it are written with a decimal."""
 
-PUBLISHED, ORACLE, TIMER = "ces_published", "oracle", "idle_timer_30min"
-FORESEEING = (ORACLE, "foresight")
-MIDDLE, WIDE = 100, 150
-"""Terminal columns from which less important figures are shown too, and from which all are."""
-POLICY_COLUMNS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h", "kWh", "Saved kWh")
-"""Of a page."""
-FRONT_COLUMNS = (
-    *("Spare", "Asleep", "Saved kWh", "Delayed", "of jobs", "Wait, s", "Cycles", "GPUs", "of oracle"),
-    "kWh a delay",
-)
-"""Of the table of spare nodes. Delayed is a share of submissions, Wait an average over all jobs, Cycles are those of a
-node a day, GPUs the share of powered ones in use. The last is what the last node costs for each delay it spares."""
-
 
 def timer_name(minutes: int) -> str:
     """Return the name of an idle timer in JSON, as ``idle_timer_30min``."""

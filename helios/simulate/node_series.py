@@ -22,11 +22,6 @@ _WOKEN, _SHORT = range(2)
 _NEVER, _SHORT_OF_NODES, _AHEAD = range(3)
 _WAKES = {"never": _NEVER, "short": _SHORT_OF_NODES, "ahead": _AHEAD}
 
-LONGEST_STRETCH = 4_032
-"""Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
-_HALVINGS = 40
-"""Steps of the bisection for the price."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRun:

@@ -391,10 +391,6 @@ class LazySnapshot(Snapshot):
         pending = getattr(self, "_pending", None)
         return pending.rows.take(rows) if pending is not None and pending.facts is facts else None
 
-    def _existing_frames(self) -> list[str]:
-        """Return the names of the frames that are made already."""
-        return [name for name in _LAZY if _is_set(self, name)]
-
     def __getattr__(self, name: str) -> pd.DataFrame:
         """Make a frame when it is first read.
 

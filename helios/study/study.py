@@ -39,8 +39,6 @@ from helios.warehouse import Warehouse
 if TYPE_CHECKING:
     from helios.report.html import PageSection
 
-STATEMENTS = 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecords:

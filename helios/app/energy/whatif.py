@@ -452,9 +452,9 @@ def _notes(replays: _Replays, *, counts_busy: bool) -> list[str]:
         "A site that sets no weights comes near to random. With ces+weights nodes are filled in blocks of "
         f"{BLOCK_NODES}, as helios power weights prints.",
         "ces wakes nodes each minute up to those in use and some spare ones. Their number is chosen on up to "
-        f"{WEEKS} weeks before the window, for at most {percent(request.delayed_submissions, 1)} of submissions "
-        f"delayed and {request.cycles_per_node_day:g} wakes of a node a day; a minute with submissions to a partition "
-        "counts once. The oracle knows when jobs start, and fills nodes in blocks.",
+        f"{WEEKS} weeks before the window, for delayed_submissions = {percent(request.delayed_submissions, 1)} and "
+        f"cycles_per_node_day = {request.cycles_per_node_day:g}; a minute with submissions to a partition counts once. "
+        "The oracle knows when jobs start, and fills nodes in blocks.",
         f"{row} is the idle timer of {rounded_duration(TIMER_S)} with as many nodes as that in "
         f"SuspendExcNodes=...:N: {counted}{known}.",
         f"It takes {replays.energy.boot_s:.0f} s to wake a node, and every node that is told to wake does. A job is "

@@ -33,12 +33,8 @@ from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 WHOLE_MONTH_DAYS = 28
 MOST_LAG_H = 168
 BURST_SCALES_S = {MINUTE_S: "1 min", 10 * MINUTE_S: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h", DAY_S: "1 day"}
-MOST_STACKED = 6
-"""Groups that stacked bars show one by one."""
 FEWEST_IN_BLOCK = 20
 """Fewest jobs of a week or day for its quantiles."""
-AGES = 400
-"""Times at which the oldest wait is shown."""
 WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
 STARTED_WITHIN = {"half": 0.5, "9 in 10": 0.9}
 NO_HOURS = "no such hours, or capacity is not known here"

@@ -104,6 +104,9 @@ def test_without_ends_a_record_begins_when_submissions_are_usual() -> None:
     assert window is not None
     assert window.source == "rate"
     assert abs(window.begin - begin) < timedelta(days=2)
+    (note,) = window.notes()
+    assert note.startswith(f"Submissions are rare before {window.begin:%Y-%m-%d}")
+    assert "lasted" not in note  # nobody knows how long they ran
 
 
 def test_the_window_that_was_asked_for_is_taken_as_it_is() -> None:
