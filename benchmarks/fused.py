@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from helios.report.charts import canvas
 from helios.training.fused import FusedTrainer, epoch_order, peak_bytes
-from helios.training.fused.trainer import MemoryCount
+from helios.training.fused.memory import MemoryCount
 
 K = 8
 ROUNDS = 5

@@ -17,11 +17,11 @@ from helios.errors import UsageError
 from helios.training.model import Device, TrialState
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.containers import find_container
-from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots, program
+from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, read_runs
-from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.sweep import TrainingSweep, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
 

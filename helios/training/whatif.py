@@ -20,10 +20,9 @@ from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
 from helios.training.model import Device, TrialForecast
 from helios.training.past_runs import known_runs
-from helios.training.pool.coordinator import family, program
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE, read_runs
-from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.simulator import PairProfiles, PoolCosts, SimulatedTrial, compare_pool_rules

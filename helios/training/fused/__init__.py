@@ -11,7 +11,8 @@ except ImportError as reason:
 
 from helios.training.fused.configurations import epoch_order, make_optimizer
 from helios.training.fused.lightning import from_lightning
-from helios.training.fused.trainer import Epoch, Finished, FusedTrainer, models_that_fit, peak_bytes
+from helios.training.fused.memory import models_that_fit, peak_bytes
+from helios.training.fused.trainer import Epoch, Finished, FusedTrainer
 
 __all__ = [
     "Epoch",

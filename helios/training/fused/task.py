@@ -30,8 +30,9 @@ from torch import nn
 
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.training.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
+from helios.training.fused.memory import models_that_fit, peak_bytes
 from helios.training.fused.stack import EVALUATED_AT_ONCE, is_plain
-from helios.training.fused.trainer import PRECISIONS, Epoch, FusedTrainer, models_that_fit, peak_bytes
+from helios.training.fused.trainer import PRECISIONS, Epoch, FusedTrainer
 from helios.training.fused.ways import autocast
 
 COMMON = ("batch_size", "optimizer", "precision", "on_nan")

@@ -297,3 +297,18 @@ def count_combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange])
     """Return the number of combinations, None where a parameter is continuous."""
     counts = [values and len(values) for space in parameters.values() for values in [list_values(space)]]
     return None if None in counts else math.prod(count or 0 for count in counts)
+
+
+def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
+    """Return the family of a trial.
+
+    Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
+    """
+    shaping = parameters if sweep.fused is None else sweep.fused.shape(parameters)
+    shapes = [f"{name}={value}" for name, value in sorted(shaping.items()) if not isinstance(value, float)]
+    return " ".join([program(sweep), *shapes])
+
+
+def program(sweep: TrainingSweep) -> str:
+    """Return the name of the program that a sweep runs."""
+    return next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)

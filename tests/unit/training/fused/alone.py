@@ -29,6 +29,7 @@ _generator = torch.Generator().manual_seed(0)
 VECTORS = torch.randn(64, 6, dtype=DTYPE, generator=_generator)
 CLASSES = torch.randint(3, (64,), generator=_generator)
 DATA = (VECTORS, CLASSES)
+THREE = [{"lr": 0.1 * (1 + k), "momentum": 0.4 * k, "seed": k} for k in range(3)]
 
 
 def small_mlp(configuration: Mapping[str, Any]) -> nn.Module:
@@ -91,3 +92,12 @@ def largest_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> fl
     assert list(ours) == list(theirs)
     pairs = [(ours[name].cpu().double(), theirs[name].cpu().double()) for name in theirs]
     return max(((own - other).abs().max() / other.abs().max().clamp(min=1e-3)).item() for own, other in pairs)
+
+
+def noisy(configuration: Mapping[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)).to(DTYPE)
+
+
+def assert_as_alone(trainer: FusedTrainer, number: int, configuration: Mapping[str, Any], **options: Any) -> None:
+    alone = train_alone(configuration, sgd(configuration), **options)
+    assert largest_difference(trainer.model(number).state_dict(), alone) < 1e-5

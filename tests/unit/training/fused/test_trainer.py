@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
-from helios.training.fused import FusedTrainer, epoch_order, make_optimizer, models_that_fit, peak_bytes
+from helios.training.fused import FusedTrainer, epoch_order, make_optimizer
 from helios.training.fused.stack import OutOfMemory
 from helios.training.fused.ways import LossInvalid
 from tests.examples import examples
@@ -26,25 +26,16 @@ from tests.unit.training.fused.alone import (
     DEVICE,
     DTYPE,
     FUSED,
+    THREE,
     VECTORS,
     WAYS,
     a_trainer,
+    assert_as_alone,
     largest_difference,
-    sgd,
+    noisy,
     small_mlp,
     train_alone,
 )
-
-THREE = [{"lr": 0.1 * (1 + k), "momentum": 0.4 * k, "seed": k} for k in range(3)]
-
-
-def noisy(configuration: Mapping[str, Any]) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3)).to(DTYPE)
-
-
-def assert_as_alone(trainer: FusedTrainer, number: int, configuration: Mapping[str, Any], **options: Any) -> None:
-    alone = train_alone(configuration, sgd(configuration), **options)
-    assert largest_difference(trainer.model(number).state_dict(), alone) < 1e-5
 
 
 class TestLeavingAndJoining:
@@ -206,7 +197,7 @@ class TestFailures:
         trainer = a_trainer(configurations, build=build, on_nan="skip", way=way)
         trainer.train(steps=3)
         assert trainer.numbers == [0, 1]
-        start = trainer._make_model(configurations[0], 0).state_dict()
+        start = trainer._models.make_model(configurations[0], 0).state_dict()
         assert torch.equal(trainer.model(0).state_dict()["0.weight"], start["0.weight"])
 
     @pytest.mark.parametrize("way", ["vmap", "serial"])
@@ -223,8 +214,8 @@ class TestFailures:
         trainer.train(steps=1)
         scales = [member.scale for member in trainer._engine.members]
         assert scales == [32_768.0, 65_536.0]
-        assert torch.equal(trainer.model(0)[0].weight, trainer._make_model(configurations[0], 0)[0].weight)
-        assert not torch.equal(trainer.model(1)[0].weight, trainer._make_model(configurations[1], 0)[0].weight)
+        assert torch.equal(trainer.model(0)[0].weight, trainer._models.make_model(configurations[0], 0)[0].weight)
+        assert not torch.equal(trainer.model(1)[0].weight, trainer._models.make_model(configurations[1], 0)[0].weight)
 
     def test_too_little_memory_halves_the_models_at_once_and_loses_no_step(
         self, monkeypatch: pytest.MonkeyPatch
@@ -258,135 +249,11 @@ class TestFailures:
             trainer.train(steps=1)
 
 
-class Counting(nn.Module):
-    def forward(self, values: Any) -> Any:
-        return values * values.mean().item()
-
-
-class Deciding(nn.Module):
-    def forward(self, values: Any) -> Any:
-        return values if values.sum() > 0 else -values
-
-
-class Replacing(nn.Module):
-    """It makes a new tensor its buffer, which is lost in a fused step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6, dtype=DTYPE))
-
-    def forward(self, values: Any) -> Any:
-        self.mean = 0.9 * self.mean + 0.1 * values.detach().mean(0)
-        return values - self.mean
-
-
-class TestObstacles:
-    @pytest.mark.parametrize(
-        ("module", "named", "reason"),
-        [
-            (Counting, "0 (Counting)", "reads a number out of a tensor"),
-            (Deciding, "0 (Deciding)", "control flow"),
-            (Replacing, "0.mean", "another way than alone"),
-        ],
-    )
-    def test_it_is_named_and_the_models_are_trained_one_by_one(
-        self, module: Callable[[], nn.Module], named: str, reason: str
-    ) -> None:
-        def build(configuration: Mapping[str, Any]) -> nn.Module:
-            return nn.Sequential(module(), nn.Linear(6, 3).to(DTYPE))
-
-        trainer = a_trainer(THREE, build=build, way="auto")
-        (obstacle,) = trainer.obstacles
-        assert obstacle.module == named
-        assert reason in obstacle.reason
-        trainer.train(steps=50)
-        assert_as_alone(trainer, 1, THREE[1], build=build)
-
-    def test_a_sparse_embedding_is_found(self) -> None:
-        def build(configuration: Mapping[str, Any]) -> nn.Module:
-            return nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Flatten()).to(DTYPE)
-
-        trainer = a_trainer([{"lr": 0.1}], build=build, data=(torch.arange(64).remainder(9)[:, None], CLASSES))
-        assert [str(each) for each in trainer.obstacles] == ["0 (Embedding): its gradients are sparse (sparse=True)"]
-        trainer.train(steps=2)
-
-    def test_what_cannot_be_recorded_is_not_traced(self) -> None:
-        class Alternating(nn.Module):
-            calls = 0
-
-            def forward(self, values: Any) -> Any:
-                Alternating.calls += 1
-                return values * (Alternating.calls % 2 + 1)
-
-        def build(configuration: Mapping[str, Any]) -> nn.Module:
-            return nn.Sequential(Alternating(), nn.Linear(6, 3).to(DTYPE))
-
-        trainer = a_trainer(THREE, build=build, way="auto")
-        assert trainer.way != "traced"
-
-
 class TestWays:
-    @pytest.mark.parametrize("fast", WAYS)
-    def test_the_fastest_is_taken(self, fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        times = {way: 1e-9 if way == fast else 1.0 for way in WAYS}
-        monkeypatch.setattr("helios.training.fused.trainer.fastest", lambda ways: {way: times[way] for way in ways})
-        trainer = a_trainer(THREE, way="auto")
-        assert trainer.way == fast
-        trainer.train(steps=10)
-        assert_as_alone(trainer, 2, THREE[2], steps=10)
-
-    def test_compiling_is_measured_only_if_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        compiled: list[str] = []
-        monkeypatch.setattr(torch, "compile", lambda graph, **_: compiled.append("once") or graph)
-        assert a_trainer(THREE, way="auto").measured_s.keys().isdisjoint({"compiled"})
-        assert compiled == []
-        assert "compiled" in a_trainer(THREE, way="auto", compiles=True).measured_s
-        assert compiled == ["once"]
-
     @pytest.mark.parametrize("way", ["graph", "streams"])
     def test_what_needs_a_gpu_is_refused_without_one(self, way: str) -> None:
         with pytest.raises(UsageError, match="NVIDIA"):
             a_trainer(THREE, way=way, device="cpu")
-
-    @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-    def test_measuring_leaves_no_trace(self, optimizer: str) -> None:
-        momentum = {"momentum": 0.9} if optimizer == "sgd" else {"weight_decay": 0.1}
-        configurations = [{"lr": 0.1, "seed": k, **momentum} for k in range(3)]
-        measured, not_measured = (
-            a_trainer(configurations, build=noisy, optimizer=optimizer, way=way) for way in ("auto", "serial")
-        )
-        for number in measured.numbers:
-            ours, theirs = measured.checkpoint(number), not_measured.checkpoint(number)
-            assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in theirs["model"])
-            assert ours["optimizer"] == theirs["optimizer"]
-            assert ours["progress"] == theirs["progress"]
-
-    def test_models_with_the_same_order_share_their_batches(self) -> None:
-        configurations = [{**each, "data_seed": 7} for each in THREE]
-        trainer = a_trainer(configurations, way="traced")
-        inputs, _ = trainer._next_batch()
-        assert inputs[0].stride()[0] == 0
-        trainer.train(steps=10)
-        assert_as_alone(trainer, 1, configurations[1], steps=10)
-
-    def test_a_shared_order_is_as_alone_after_one_leaves_later(self, tmp_path: Path) -> None:
-        five = [{"lr": 0.1 * (1 + k), "seed": k, "data_seed": 7} for k in range(5)]
-        started = a_trainer(five, way="traced")
-        started.train(steps=3)
-        started.save(tmp_path / "run")
-        trainer = FusedTrainer.load(tmp_path / "run", small_mlp, functional.cross_entropy, DATA, device=DEVICE)
-        trainer.train(steps=3)
-        trainer.remove(2)
-        trainer.train(steps=1)
-        orders = trainer._orders
-        trainer.train(steps=2)
-        assert_as_alone(trainer, 4, five[4], steps=9)
-        trainer.train(steps=2)
-        assert trainer._orders is not orders  # another epoch
-        orders = trainer._orders
-        trainer.train(steps=1)
-        assert trainer._orders is orders  # made once an epoch, also beside the place of one that has left
-        assert_as_alone(trainer, 1, five[1], steps=12)
 
     @pytest.mark.parametrize("way", WAYS)
     def test_each_model_draws_its_own_dropout(self, way: str) -> None:
@@ -521,20 +388,6 @@ class TestRefusals:
         trainer.remove(0)
         with pytest.raises(UsageError, match="not in training"):
             trainer.remove(0)
-
-
-class TestMemory:
-    def test_as_many_models_fit_as_can_be_run(self) -> None:
-        options = {"batch_size": BATCH, "way": "vmap"}
-        arguments = (small_mlp, functional.cross_entropy, DATA, {"lr": 0.1})
-        memory = peak_bytes(6, *arguments, **options)
-        count = models_that_fit(memory, *arguments, **options)
-        assert 5 <= count <= 6
-        assert peak_bytes(count, *arguments, **options) <= memory
-
-    def test_no_model_in_too_little_memory(self) -> None:
-        with pytest.raises(OutOfMemory):
-            models_that_fit(100, small_mlp, functional.cross_entropy, DATA, {"lr": 0.1}, batch_size=BATCH)
 
 
 @given(

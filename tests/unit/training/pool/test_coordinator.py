@@ -33,7 +33,7 @@ from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
-from helios.training.pool.sweep import SearchMethod, TrainingSweep
+from helios.training.pool.sweep import TrainingSweep
 from helios.training.services.packing import Packing
 from tests.waiting import until
 
@@ -134,80 +134,6 @@ def test_each_trial_of_a_grid_has_metrics_memory_and_device(tmp_path: Path) -> N
     assert all(trial.peak_memory_mib > 1 and trial.seconds > 0 for trial in trials.values())
 
 
-def test_a_program_gets_its_trial_device_and_threads_of_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("MKL_NUM_THREADS", "7")
-    program = "import json, os\nopen('seen', 'w').write(json.dumps(dict(os.environ)))"
-    run(a_sweep(tmp_path, program, env={"MINE": "1"}))
-    seen = json.loads((tmp_path / "seen").read_text())
-    assert (seen["HELIOS_TRIAL"], seen["HELIOS_DEVICE"], seen["MINE"]) == ("0", "cpu:0", "1")
-    assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert seen["MKL_NUM_THREADS"] == "7"
-    assert Path(seen["HELIOS_CHECKPOINTS"]).is_dir()
-
-
-def test_threads_that_the_sweep_says_hold_for_all_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    program = "import json, os\nopen('seen', 'w').write(json.dumps(dict(os.environ)))"
-    run(a_sweep(tmp_path, program, env={"OMP_NUM_THREADS": "77"}))
-    seen = json.loads((tmp_path / "seen").read_text())
-    assert (seen["OMP_NUM_THREADS"], seen["MKL_NUM_THREADS"]) == ("77", "77")
-
-
-def test_garbage_in_a_report_file_is_skipped_and_said(tmp_path: Path) -> None:
-    program = "import os\nwith open(os.environ['HELIOS_REPORT'], 'wb') as file:\n"
-    program += "    file.write(os.urandom(30_000_000))\n    file.write(b'\\n{\"loss\": 0.5}\\n')\n"
-    end, trials = run(a_sweep(tmp_path, program, metric="loss"))
-    assert (trials[0].state, trials[0].value) == (TrialState.FINISHED, 0.5)
-    assert any("skipped" in note for note in end.notes)
-
-
-def test_a_failed_trial_is_started_as_often_as_the_sweep_says(tmp_path: Path) -> None:
-    end, trials = run(a_sweep(tmp_path, "print('why it failed')\nraise SystemExit(3)", attempts=2))
-    assert (trials[0].state, trials[0].attempts, trials[0].failures) == (TrialState.FAILED, 2, 2)
-    assert "exit status 3" in trials[0].reason
-    assert (tmp_path / "pool/trials/00000/log.txt").read_text() == "why it failed\n" * 2
-    assert end.reason == ""
-
-
-def test_a_program_that_cannot_be_started_fails_with_the_reason(tmp_path: Path) -> None:
-    sweep = TrainingSweep(
-        path=tmp_path / "s", command=("./nowhere", "{x}"), parameters={"x": (1,)}, cwd=tmp_path, attempts=1
-    )
-    _, trials = run(sweep)
-    assert trials[0].state is TrialState.FAILED
-    assert "nowhere" in trials[0].reason
-
-
-EATS = """
-import sys, time
-taken = [bytearray(2**20) for _ in range(int(sys.argv[1]))]
-time.sleep(0.5)
-"""
-
-
-def test_a_trial_above_its_limit_is_started_with_more_room(tmp_path: Path) -> None:
-    watched = Watched()
-    _, trials = run(a_sweep(tmp_path, EATS, [5, 600], memory_mib=300.0), watched=watched)
-    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
-    assert trials[0].attempts == 1
-    assert trials[1].memory_kills >= 1
-    assert trials[1].out_of_memory_mib >= 300.0
-    assert trials[1].peak_memory_mib > 600
-    limits = [event["memory_limit_mib"] for event in watched.events if event["event"] == "started" and event["number"]]
-    assert limits == sorted(limits)
-    assert limits[0] == 300.0
-
-
-def test_a_trial_above_a_whole_device_fails_after_running_alone(tmp_path: Path) -> None:
-    small = Device(name="cpu:0", kind="cpu", memory_mib=200.0, slots=2)
-    _, trials = run(a_sweep(tmp_path, EATS, [5, 400]), devices=[small])
-    assert trials[0].state is TrialState.FINISHED
-    assert (trials[1].state, trials[1].out_of_memory_mib) == (TrialState.FAILED, 200.0)
-    assert "more memory than cpu:0 has" in trials[1].reason
-
-
 def test_memory_of_all_processes_of_a_trial_counts(tmp_path: Path) -> None:
     program = """
 import os, time
@@ -229,51 +155,6 @@ while True:
     assert trials[0].peak_memory_mib > 350
 
 
-def test_an_error_about_memory_in_the_log_is_told_from_other_errors(tmp_path: Path) -> None:
-    program = "import sys\nif sys.argv[1] == '1': sys.exit('torch.OutOfMemoryError: CUDA out of memory.')\nsys.exit(1)"
-    watched = Watched()
-    _, trials = run(a_sweep(tmp_path, program, [0, 1], attempts=1), watched=watched)
-    assert (trials[0].failures, trials[0].memory_kills) == (1, 0)
-    assert (trials[1].failures, trials[1].state) == (0, TrialState.FAILED)
-    assert watched.kinds(1) == ["started", "out_of_memory"] * 3
-
-
-def test_what_a_trial_leaves_running_ends_with_it(tmp_path: Path) -> None:
-    program = """
-import subprocess
-subprocess.Popen(["sleep", "1000"], start_new_session=True)
-subprocess.Popen(["setsid", "sh", "-c", "sleep 1000 & sleep 1000"])
-"""
-    _, trials = run(a_sweep(tmp_path, program))
-    assert trials[0].state is TrialState.FINISHED
-    assert pool_processes(tmp_path / "pool") == []
-
-
-def test_a_killed_trial_is_started_again_without_a_failure(tmp_path: Path) -> None:
-    program = """
-import os, pathlib, signal
-if not pathlib.Path("once").exists():
-    pathlib.Path("once").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    _, trials = run(a_sweep(tmp_path, program, attempts=1))
-    assert (trials[0].state, trials[0].attempts, trials[0].failures) == (TrialState.FINISHED, 2, 0)
-
-
-def test_trials_of_a_killed_agent_are_started_again(tmp_path: Path) -> None:
-    program = """
-import os, pathlib, signal, time
-if not pathlib.Path("once").exists():
-    pathlib.Path("once").touch()
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(1000)
-"""
-    end, trials = run(a_sweep(tmp_path, program))
-    assert (trials[0].state, trials[0].attempts) == (TrialState.FINISHED, 2)
-    assert any("was killed" in note for note in end.notes)
-    assert pool_processes(tmp_path / "pool") == []
-
-
 def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "")
     with StateFile(tmp_path / "pool", sweep.fingerprint()), pytest.raises(UsageError, match="Another pool is running"):
@@ -284,15 +165,6 @@ def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(a_sweep(tmp_path, ""))
     with pytest.raises(UsageError, match="another command"):
         run(a_sweep(tmp_path, "", [1, 2]))
-
-
-def test_more_trials_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
-    _, trials = run(a_sweep(tmp_path, "raise SystemExit(1)", [1, 2], attempts=1))
-    assert [trial.state for trial in trials.values()] == [TrialState.FAILED] * 2
-    watched = Watched()
-    _, again = run(a_sweep(tmp_path, "", [1, 2], attempts=1), watched=watched)
-    assert again == trials
-    assert watched.events == []
 
 
 def test_a_trial_whose_line_was_cut_off_is_run_again(tmp_path: Path) -> None:
@@ -427,65 +299,10 @@ def test_at_the_time_limit_trials_are_checkpointed_and_later_go_on(tmp_path: Pat
     assert [int(step) for step in (tmp_path / "steps").read_text().split()] == list(range(40))
 
 
-def test_no_trial_is_started_that_will_probably_not_end(tmp_path: Path) -> None:
-    def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
-        if event["event"] == "finished":
-            pool._usual_s = 1000.0
-            pool.ends_s = time.time() + 500.0
-
-    one = Device(name="cpu:0", kind="cpu", memory_mib=500.0, slots=1)
-    end, trials = run(a_sweep(tmp_path, "", [1, 2]), devices=[one], watched=Watched(end_soon), margin_s=1.0)
-    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED, TrialState.WAITING]
-    assert "too short" in end.reason
-
-
-def test_a_search_prunes_and_finds_the_best(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="the extra [search] is not installed")
-    program = """
-import json, os, sys, time
-for step in range(30):
-    with open(os.environ["HELIOS_REPORT"], "a") as file:
-        file.write(json.dumps({"step": step, "accuracy": float(sys.argv[1])}) + "\\n")
-    if float(sys.argv[1]) > 0.4:
-        break
-    time.sleep(0.1)
-"""
-    from optuna.pruners import BasePruner  # noqa: F401, PLC0415 - only with the extra
-
-    sweep = a_sweep(
-        tmp_path,
-        program,
-        [0.9, 0.8, 0.7, 0.3, 0.2],
-        metric="accuracy",
-        search=SearchMethod(
-            trials=5, pruner="ThresholdPruner", pruner_options={"lower": 0.4}, sampler="", sampler_options={}, seed=1
-        ),
-    )
-    _, trials = run(sweep)
-    states = {trial.parameters["x"]: trial.state for trial in trials.values()}
-    assert {x: state for x, state in states.items() if x > 0.4} == dict.fromkeys([0.9, 0.8, 0.7], TrialState.FINISHED)
-    assert {x: state for x, state in states.items() if x < 0.4} == dict.fromkeys([0.3, 0.2], TrialState.PRUNED)
-
-
 def test_a_service_that_starts_nothing_does_not_stop_the_pool(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, ""), decide=lambda snapshot: snapshot.trials[:0])
     assert trials[0].state is TrialState.FINISHED
     assert any("slots are fixed" in note for note in end.notes)
-
-
-def test_a_service_cannot_put_more_on_a_device_than_it_has_slots(tmp_path: Path) -> None:
-    most: list[int] = []
-
-    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
-        most.append(sum(trial.state is TrialState.RUNNING for trial in snapshot.trials))
-        return [
-            StartTrial(number=trial.number, device="cpu:0", memory_limit_mib=None, reason="all")
-            for trial in snapshot.trials
-        ] + [StartTrial(number=99, device="nowhere", memory_limit_mib=None, reason="wrong")]
-
-    _, trials = run(a_sweep(tmp_path, "import time; time.sleep(0.2)", range(6)), decide=decide)
-    assert {trial.state for trial in trials.values()} == {TrialState.FINISHED}
-    assert max(most) <= 2
 
 
 def waiting(number: int, **more: Any) -> Trial:
@@ -502,57 +319,6 @@ def test_fixed_slots_give_equal_parts_and_more_to_who_was_killed() -> None:
     known = waiting(2, forecast=TrialForecast(memory_p95_mib=100.0))
     found = fixed_slots(PoolSnapshot(now_s=0.0, devices=(CPU,), trials=(known,)))
     assert [(start.number, start.memory_limit_mib) for start in found if isinstance(start, StartTrial)] == [(2, 100.0)]
-
-
-WARM = """
-import os, random, sys, subprocess
-import {module}
-assert __name__ == "__main__" and sys.argv[0] == "program.py"
-with open("seen", "a") as file:
-    file.write(f"{{os.getpid()}} {{os.environ['HELIOS_TRIAL']}} {{{module}.IMPORTED_BY}} {{random.random()}}\\n")
-print("to the log")
-subprocess.Popen(["sleep", "1000"], start_new_session=True)
-sys.exit(3 if sys.argv[1] == "3" else 0)
-"""
-
-
-def test_trials_of_a_warm_process_share_its_imports_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "heavy_module.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
-    sweep = a_sweep(
-        tmp_path, WARM.format(module="heavy_module"), [1, 2, 3], attempts=1, env={"PYTHONPATH": str(tmp_path)}
-    )
-    _, trials = run(sweep, warm=["heavy_module"])
-    states = [TrialState.FINISHED, TrialState.FINISHED, TrialState.FAILED]
-    assert [trial.state for trial in trials.values()] == states
-    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
-    assert len({pid for pid, *_ in seen}) == 3
-    assert sorted(number for _, number, *_ in seen) == ["0", "1", "2"]
-    assert len({importer for _, _, importer, _ in seen}) == 1
-    assert len({drawn for *_, drawn in seen}) == 3
-    assert (tmp_path / "pool/trials/00001/log.txt").read_text() == "to the log\n"
-    assert pool_processes(tmp_path / "pool") == []
-
-
-def test_a_warm_trial_is_limited_and_started_again_when_killed(tmp_path: Path) -> None:
-    program = """
-import os, pathlib, signal, sys
-if sys.argv[1] == "1" and not pathlib.Path("once").exists():
-    pathlib.Path("once").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-taken = [bytearray(2**20) for _ in range(300 if sys.argv[1] == "2" else 1)]
-"""
-    _, trials = run(a_sweep(tmp_path, program, [1, 2], memory_mib=200.0), warm=["json"])
-    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
-    assert (trials[0].attempts, trials[0].failures) == (2, 0)
-    assert trials[1].memory_kills >= 1
-
-
-def test_without_the_warm_process_trials_start_as_ever(tmp_path: Path) -> None:
-    (tmp_path / "deadly_module.py").write_text("import os\nos._exit(1)\n")
-    sweep = a_sweep(tmp_path, "print('ran')", [1, 2], env={"PYTHONPATH": str(tmp_path)})
-    end, trials = run(sweep, warm=["deadly_module"])
-    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
-    assert any("warm process ended" in note for note in end.notes)
 
 
 def test_the_packing_service_runs_a_pool(tmp_path: Path) -> None:
@@ -588,23 +354,6 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         (speed,) = one.speeds
         assert speed.beside == (f"program.py x={2 - one.number}",)
         assert 1.0 < speed.steps_per_s < 15.0  # ten, on a machine that is not busy
-
-
-@pytest.mark.parametrize("first_batch", [1, 500])
-def test_steps_made_before_the_first_reading_do_not_count_as_speed(tmp_path: Path, first_batch: int) -> None:
-    program = f"""
-import json, os, time
-def report(first, after):
-    with open(os.environ["HELIOS_REPORT"], "a") as file:
-        file.writelines(json.dumps({{"step": step}}) + "\\n" for step in range(first, after))
-report(0, {first_batch})
-for step in range(25):
-    time.sleep(0.1)
-    report({first_batch} + step, {first_batch} + step + 1)
-"""
-    run(a_sweep(tmp_path, program, (1,)))
-    ((speed,),) = (one.speeds for one in read_runs(tmp_path / "pool"))
-    assert speed.steps_per_s < 25.0
 
 
 def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""Models of one structure, and whether they can be fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from helios.errors import UsageError
+from helios.training.fused.batches import Batches
+from helios.training.fused.configurations import Configuration, check_configuration, make_member
+from helios.training.fused.stack import Separate, Stack, named_trained, named_untrained, seed_device
+from helios.training.fused.ways import (
+    Loss,
+    Obstacle,
+    autocast,
+    check_loss,
+    exact_convolutions,
+    find_failure,
+    find_sparse,
+    mean_loss,
+    silence_warnings,
+)
+
+SAMPLES_TO_CHECK = 16
+"""Most samples of the batch with which it is checked whether a model can be fused."""
+AGREES_WITHIN = {torch.float64: 1e-8, torch.float32: 5e-3}
+"""Largest difference between fused and separate gradients, as part of the largest gradient: rounding, not a fault."""
+
+
+class Models:
+    """Makes models of one structure, and what trains them.
+
+    Parameters
+    ----------
+    first : Configuration
+        Its model shows the structure.
+    batches : Batches
+        The first samples are tried with it.
+
+    Attributes
+    ----------
+    template : Module
+        A model that is never trained.
+    is_random : bool
+        Whether a step draws random numbers.
+    unused : set of str
+        Parameters that have no part in the loss.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Mapping[str, Any]], nn.Module],
+        loss: Loss,
+        optimizer: str,
+        *,
+        device: torch.device,
+        precision: torch.dtype | None,
+        first: Configuration,
+        batches: Batches,
+    ) -> None:
+        self.loss, self.device, self.precision = loss, device, precision
+        self._build, self._optimizer, self._first = build, optimizer, first.given
+        self.template = self.make_model(first.given, first.seed)
+        self.is_random, self.unused = self._look_at_model(batches)
+
+    def make_model(self, configuration: Mapping[str, Any], seed: int) -> nn.Module:
+        """Return a new model, as it is for this seed."""
+        with isolate_random_state(self.device):
+            torch.manual_seed(seed)
+            return self._build(configuration).to(self.device).train()
+
+    def make_stack(self) -> Stack:
+        """Return an empty stack, which trains models together."""
+        return Stack(
+            self.template,
+            self.loss,
+            self._optimizer,
+            device=self.device,
+            precision=self.precision,
+            is_random=self.is_random,
+            unused=self.unused,
+        )
+
+    def make_separate(self) -> Separate:
+        """Return an empty engine, which trains models one after another."""
+        return Separate(self.loss, device=self.device, precision=self.precision, is_random=self.is_random)
+
+    def separate(self, stack: Stack) -> Separate:
+        """Return the models of a stack as they are, each for itself."""
+        engine = self.make_separate()
+        for row, member in enumerate(stack.members):
+            stored = stack.checkpoint(row)
+            model = self.make_model(member.configuration.given, member.configuration.seed)
+            model.load_state_dict(stored["model"])
+            new = make_member(member.configuration, engine.parameters_of(model))
+            new.load_state_dict(member.state_dict())
+            engine.add(new, model, stored["optimizer"])
+        return engine
+
+    def find_obstacles(self, batches: Batches) -> list[Obstacle]:
+        """Return why the models cannot be fused.
+
+        A step of two of them is tried, and compared with separate steps.
+        """
+        if sparse := find_sparse(self.template):
+            return sparse
+        kinds = {own.dtype for _, own in named_trained(self.template)}
+        if len(kinds) > 1:
+            return [Obstacle("the model itself", f"its parameters are of several types, {sorted(map(str, kinds))}")]
+        configuration = check_configuration(0, {}, self._optimizer)
+        stack = self.make_stack()
+        seeds = (0, 1)
+        models = [self.make_model(self._first, seed) for seed in seeds]
+        for model in models:
+            stack.add(make_member(configuration, stack.parameters_of(model)), model, None)
+        size = min(batches.size, SAMPLES_TO_CHECK)
+        inputs = [torch.stack([tensor[:size], tensor[-size:]]) for tensor in batches.inputs]
+        target = torch.stack([batches.target[:size], batches.target[-size:]])
+        with isolate_random_state(self.device), silence_warnings(), exact_convolutions(self.device):
+            obstacle = find_failure(self.template, lambda: stack.compute_gradients(inputs, target, 0))
+            if obstacle:
+                return [obstacle]
+            if self.is_random:  # then two steps differ by their random numbers
+                return []
+            for row, model in enumerate(models):
+                with autocast(self.device, self.precision):
+                    value = mean_loss(self.loss, model(*(tensor[row] for tensor in inputs)), target[row])
+                (value * 65_536.0 if self.precision is torch.float16 else value).backward()
+                if wrong := self._first_mismatch(stack, row, model):
+                    return [Obstacle(wrong, "fused, it changes in another way than alone")]
+        return []
+
+    def _look_at_model(self, batches: Batches) -> tuple[bool, set[str]]:
+        """Return whether a step draws random numbers, and the unused parameters."""
+        if not named_trained(self.template):
+            raise UsageError("The model has no parameters to train.", hint="See requires_grad.")
+        size = min(batches.size, SAMPLES_TO_CHECK)
+        inputs, target = [tensor[:size] for tensor in batches.inputs], batches.target[:size]
+        kept = [tensor.clone() for _, tensor in named_untrained(self.template)]
+        with isolate_random_state(self.device):
+            seed_device(self.device, 0)
+            before = _random_state(self.device)
+            with autocast(self.device, self.precision):
+                output = self.template(*inputs)
+                with torch.no_grad():
+                    check_loss(self.loss, output, target, size)
+                value = mean_loss(self.loss, output, target)
+            is_random = not torch.equal(before, _random_state(self.device))
+        names = [name for name, _ in named_trained(self.template)]
+        found = torch.autograd.grad(value, [own for _, own in named_trained(self.template)], allow_unused=True)
+        with torch.no_grad():
+            for (_, tensor), before in zip(named_untrained(self.template), kept, strict=True):
+                tensor.copy_(before)
+        return is_random, {name for name, own in zip(names, found, strict=True) if own is None}
+
+    def _first_mismatch(self, stack: Stack, row: int, model: nn.Module) -> str | None:
+        """Return the first tensor that changes in another way in the stack."""
+        offsets = stack.optimizer.offsets
+        tolerance = AGREES_WITHIN.get(stack.parameters.dtype, 0.05) if self.precision is None else 0.2
+        largest = _largest(stack.gradients[row])
+        for at, (name, own) in enumerate(named_trained(model)):
+            ours = stack.gradients[row, offsets[at] : offsets[at + 1]]
+            if own.grad is not None and not _agree(ours, own.grad.reshape(-1), tolerance, largest):
+                return name
+        for name, tensor in named_untrained(model):
+            if tensor.is_floating_point():
+                same = _agree(stack.buffers[name][row], tensor, tolerance, _largest(tensor))
+            else:
+                same = torch.equal(stack.buffers[name][row], tensor)
+            if not same:
+                return name
+        return None
+
+
+def isolate_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Leave the caller's random numbers as they are."""
+    context: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    return context
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest finite absolute value, 0 if there is none."""
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor, tolerance: float, scale: float) -> bool:
+    return bool(torch.allclose(one, other.to(one), rtol=tolerance, atol=tolerance * max(scale, 1e-12), equal_nan=True))

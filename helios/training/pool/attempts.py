@@ -1,0 +1,125 @@
+"""Trials of a pool that run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from helios.training.model import Device, Trial, fused_with
+from helios.training.pool.fusing import FusedProcess
+from helios.training.pool.reports import TaskRequest, write_request
+
+PRUNE_GRACE_S = 10.0
+"""From the request to stop to SIGTERM, s: so long a program has for its own end."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A trial that runs."""
+
+    trial: Trial
+    device: Device
+    limit_mib: float
+    folder: Path
+    began_s: float
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    value: float | None = None
+    has_reported: bool = False
+    asked: TaskRequest | None = None
+    answered: TaskRequest | None = None
+    terminate_at_s: float = inf
+    terminated: bool = False
+    pruned: bool = False
+    beside: tuple[str, ...] = ()
+    beside_since: tuple[float, int] | None = None
+    first_report_s: float | None = None
+    speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
+    """Steps a second in each group, and how long that was measured, s."""
+    process: FusedProcess | None = None
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    """What its process, which trains others as well, told of its end."""
+
+    @property
+    def log(self) -> Path:
+        """File to which its process writes."""
+        return (self.folder if self.process is None else self.process.folder) / "log.txt"
+
+    @property
+    def process_number(self) -> int:
+        """Number by which the agent knows its process."""
+        return self.trial.number if self.process is None else self.process.number
+
+    def request(self, request: TaskRequest) -> None:
+        """Ask the program for something."""
+        self.asked = request
+        with suppress(OSError):  # a full disk: the signal comes anyway
+            write_request(self.folder / "requests", request)
+
+    def prune(self) -> None:
+        """Ask the program to stop for good."""
+        self.pruned = True
+        self.request(TaskRequest.STOP)
+        if self.process is None:  # one that trains others as well reads requests
+            self.terminate_at_s = time.time() + PRUNE_GRACE_S
+
+
+class Attempts:
+    """Holds what runs on the devices of a pool.
+
+    Attributes
+    ----------
+    running : dict of int to Attempt
+        By the numbers of trials.
+    processes : dict of int to FusedProcess
+        Those that train several trials, by their own numbers.
+    stop_reason : str
+        Why all are to end. Empty while trials may start.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[int, Attempt] = {}
+        self.processes: dict[int, FusedProcess] = {}
+        self.stop_reason = ""
+
+    def on(self, device: Device) -> list[Attempt]:
+        """Return what runs on a device."""
+        return [attempt for attempt in self.running.values() if attempt.device is device]
+
+    def add(self, attempt: Attempt) -> None:
+        """Add a trial that starts."""
+        self.running[attempt.trial.number] = attempt
+        self.change_neighbours(attempt.device)
+
+    def remove(self, attempt: Attempt) -> None:
+        """Remove a trial that has ended."""
+        del self.running[attempt.trial.number]
+        if attempt.process is not None:
+            attempt.process.trials.discard(attempt.trial.number)
+        self.change_neighbours(attempt.device)
+
+    def take_memory(self, mib: Mapping[str, float]) -> None:
+        """Take over how much memory each process has."""
+        for number, total in mib.items():
+            process = self.processes.get(int(number))
+            numbers = [int(number)] if process is None else process.trials
+            for attempt in [self.running[each] for each in numbers if each in self.running]:
+                share = total / len(numbers)  # the trials of a process in equal parts
+                peak = max(share, attempt.trial.peak_memory_mib or 0.0)
+                attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
+
+    def change_neighbours(self, device: Device) -> None:
+        """Restart the measurement after a change of trials."""
+        neighbours = self.on(device)
+        for attempt in neighbours:
+            others = [each for each in neighbours if each.process is None or each.process is not attempt.process]
+            beside = [other.trial.family for other in others if other is not attempt]
+            if attempt.process is not None and len(attempt.process.trials) > 1:
+                beside.append(fused_with(len(attempt.process.trials) - 1))
+            attempt.beside = tuple(sorted(beside))
+            attempt.beside_since = None

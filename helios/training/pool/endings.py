@@ -1,0 +1,140 @@
+"""How trials of a pool end, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from helios.training.model import TrialState
+from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.fusing import FusedProcess
+from helios.training.pool.notes import Notes
+from helios.training.pool.readings import Readings
+from helios.training.pool.reports import TaskRequest
+from helios.training.pool.state import TrialRecord
+from helios.training.pool.trials import MOST_MEMORY_KILLS, SweepTrials
+
+MOST_OUTSIDE_KILLS = 10
+"""How often a trial is started again that somebody else killed."""
+_LOG_END = 16_384
+"""Bytes at the end of a log in which an error is looked for."""
+_NO_MEMORY = re.compile(
+    rb"out of memory|OutOfMemoryError|MemoryError|std::bad_alloc|RESOURCE_EXHAUSTED|Cannot allocate memory|oom[-_]kill"
+)
+_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+
+
+class Endings:
+    """Decides what becomes of trials whose process has ended."""
+
+    def __init__(self, *, trials: SweepTrials, attempts: Attempts, readings: Readings, notes: Notes) -> None:
+        self._trials, self._attempts, self._readings, self._notes = trials, attempts, readings, notes
+        self._outside_kills: dict[int, int] = {}
+
+    def end(self, attempt: Attempt, event: Mapping[str, Any]) -> None:
+        """Record the end of a trial's process."""
+        self._readings.read(attempt, to_end=True)
+        self._readings.forget(attempt.trial.number)
+        self._attempts.remove(attempt)
+        what, state, reason = self._outcome(attempt, int(event["status"]), event)
+        peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        ended = self._trials.describe_run(
+            replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
+            what,
+            float(event["seconds"]),
+            utilization=event.get("utilization"),
+            energy_j=event.get("energy_j"),
+        )
+        record = self._trials.record_end(attempt, what, state, reason, ended)
+        self._notes.publish({"event": what, **record.to_json()})
+
+    def end_if_done(self, attempt: Attempt) -> None:
+        """End a trial that its process has done with."""
+        process, message = attempt.process, attempt.ended
+        if process is None or not message:
+            return
+        event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
+        self.end(attempt, {**event, "status": int(message["ended"] == "failed")})
+
+    def end_process(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
+        """End the trials of a process that has ended."""
+        attempts = [self._attempts.running[number] for number in sorted(process.trials)]
+        for attempt in attempts:
+            self._readings.read(attempt, to_end=True)
+            self.end_if_done(attempt)
+        del self._attempts.processes[process.number]
+        left = [attempt for attempt in attempts if attempt.trial.number in self._attempts.running]
+        status, shared = int(event["status"]), len(left) > 1
+        of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(_log_shows_out_of_memory, left[:1])))
+        crashed = status not in _OUTSIDE | {0, 127} and not of_memory
+        for attempt in left:
+            if shared and (of_memory or crashed):
+                attempt.ended = {"ended": "together"}
+            if crashed:  # who is to blame is not known
+                self._trials.fusion.separate.add(attempt.trial.number)
+        if shared and of_memory:
+            self._trials.fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
+        if status == 0:  # it had gone when they were told to it
+            event = {**event, "status": -signal.SIGTERM, "reason": "left by its process"}
+        share = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / max(1, len(left))
+        for attempt in left:
+            self.end(attempt, {**event, "peak_memory_mib": share})
+
+    def _outcome(  # noqa: PLR0911 - a table of cases
+        self, attempt: Attempt, status: int, event: Mapping[str, Any]
+    ) -> tuple[str, TrialState, str]:
+        """Return how an attempt ended, what the trial is now, and why."""
+        record = self._trials.state.trials[attempt.trial.number]
+        asked = bool(event.get("asked"))
+        how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
+        if attempt.pruned or how == "stopped":
+            return "pruned", TrialState.PRUNED, why
+        if how in {"apart", "together"}:
+            return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
+        paused = attempt.answered is TaskRequest.PAUSE and status == 0
+        if self._attempts.stop_reason and (paused or asked):
+            return "interrupted", TrialState.WAITING, self._attempts.stop_reason
+        if paused or asked:
+            return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
+        if status == 0:
+            return "finished", TrialState.FINISHED, ""
+        if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):
+            return _out_of_memory(attempt, record)
+        why = why or (str(event["reason"]) if "reason" in event else _status_in_words(status))
+        if status in _OUTSIDE:
+            kills = self._outside_kills[record.number] = self._outside_kills.get(record.number, 0) + 1
+            if kills <= MOST_OUTSIDE_KILLS:
+                return "killed", TrialState.WAITING, f"it was {why}"
+        if record.failures + 1 < self._trials.sweep.attempts:
+            return "failed", TrialState.WAITING, why
+        return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
+
+
+def _out_of_memory(attempt: Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:
+    limit = attempt.limit_mib
+    whole = limit >= attempt.device.memory_mib and not attempt.beside
+    if record.memory_kills >= MOST_MEMORY_KILLS or (whole and record.memory_kills):
+        return "out_of_memory", TrialState.FAILED, f"it needs more memory than {attempt.device.name} has"
+    return "out_of_memory", TrialState.WAITING, f"it needed more than {limit:,.0f} MiB"
+
+
+def _log_shows_out_of_memory(attempt: Attempt) -> bool:
+    """Return whether the log ends with an error about memory."""
+    with suppress(OSError), attempt.log.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
+        return _NO_MEMORY.search(log.read(_LOG_END)) is not None
+    return False
+
+
+def _status_in_words(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with suppress(ValueError):
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended by signal {-status}"

@@ -1,0 +1,343 @@
+"""What runs where in a pool, and the agents that start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helios.errors import HeliosError
+from helios.training.model import Device, StartTrial, Trial, TrialState
+from helios.training.pool import agent
+from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.containers import Container
+from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id
+from helios.training.pool.endings import Endings
+from helios.training.pool.fusing import FusedProcess
+from helios.training.pool.notes import Notes
+from helios.training.pool.readings import Readings
+from helios.training.pool.reports import write_request
+from helios.training.pool.sweep import FUSED_TASK, FusedProgram
+from helios.training.pool.trials import SweepTrials
+
+_AGENT_DEATHS = 5
+"""After so many ends of the agent on this node the pool ends."""
+_NODE_DEATHS = 2
+"""After so many ends of its agent another node is left out."""
+_DEVICE_VARIABLES = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
+"""What differs between trials of the environment that a device gives."""
+
+
+class Launcher:
+    """Starts trials on devices, by an agent on each node.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+        Those of this node.
+    nodes : sequence of Node
+        Other nodes of the allocation.
+    folder : Path
+        Folder of the pool.
+    warm : sequence of str
+        Modules that a warm process imports once for all trials.
+    container : Container, optional
+        What trials run in.
+    mps : bool
+        Whether to run NVIDIA's MPS on each node.
+
+    Attributes
+    ----------
+    agents : dict of str to AgentProcess
+        By the names of nodes, empty for this one.
+    devices : tuple of Device
+        Those of all nodes that are not left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        trials: SweepTrials,
+        attempts: Attempts,
+        readings: Readings,
+        endings: Endings,
+        notes: Notes,
+        devices: Sequence[Device],
+        nodes: Sequence[Node],
+        folder: Path,
+        warm: Sequence[str],
+        container: Container | None,
+        mps: bool,
+    ) -> None:
+        self._trials, self._attempts, self._readings = trials, attempts, readings
+        self._endings, self._notes = endings, notes
+        self._nodes = {node.name: node for node in nodes}
+        self.devices = (*devices, *(device for node in nodes for device in node.devices))
+        self._by_name = {device.name: device for device in self.devices}
+        self._folder, self._warm, self._container = folder, list(warm), container
+        pool = trials.state.pool
+        # The path of its sockets must be short, and on a disk of the node.
+        self._mps = f"{tempfile.gettempdir()}/helios-mps-{pool[:12]}" if mps else ""
+        self._segment: dict[str, Any] | None = None
+        if container is not None:
+            common = dict(agent.mps_environment(self._mps)) if mps else {}
+            common |= device_environment(self.devices[0])
+            common = {name: value for name, value in common.items() if name not in _DEVICE_VARIABLES}
+            common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
+            self._segment = container.segment(folder, trials.sweep, self._warm, pool=pool, environment=common)
+        self.agents: dict[str, agent.AgentProcess] = {}
+        self._agent_deaths: Counter[str] = Counter()
+        self._made = 0
+
+    def start_agents(self) -> None:
+        """Start an agent on each node."""
+        for name in ("", *self._nodes):
+            self._start_agent(name)
+
+    def close(self) -> None:
+        """End the agents and all that they started."""
+        for each in self.agents.values():
+            each.close()
+        if self._container is not None:
+            self._container.remove_left(self._trials.state.pool, self._folder)
+
+    def end_interrupted(self) -> None:
+        """End what pools that were killed have left on this machine."""
+        left = 0
+        for pool in self._trials.state.interrupted:
+            left += agent.kill_leftovers(pool)
+            if self._container is not None:
+                self._container.remove_left(pool, self._folder)
+        self._trials.state.interrupted.clear()
+        if left:
+            self._notes.note(f"{left} processes of the pool's last run were ended")
+
+    def start(self, action: StartTrial) -> None:
+        """Start a trial where a service wants it, if it may."""
+        trial, device = self._trials.waiting.get(action.number), self._by_name.get(action.device)
+        if trial is None or device is None or self._trials.state.problem:
+            return
+        if action.into is not None:
+            beside = self._attempts.running.get(action.into)
+            if beside is not None and beside.process is not None and _may_join(trial, beside):
+                self._start(trial, beside.device, action, beside.process)
+        elif self._may_start(trial, device):
+            self._start(trial, device, action)
+
+    def launch(self) -> None:
+        """Start new processes, and send all their trials.
+
+        Those without trials are told that none will come.
+        """
+        for process in list(self._attempts.processes.values()):
+            if not process.trials and not process.closed:
+                process.closed = True
+                process.add_message({"close": True})
+            try:
+                process.write()
+            except OSError as reason:  # they are told when there is room
+                self._trials.pause_starts(reason.strerror or str(reason))
+                continue
+            if not process.started and not process.trials:
+                del self._attempts.processes[process.number]
+            elif not process.started:
+                assert self._trials.sweep.fused is not None
+                process.started = True
+                words = [sys.executable, "-P", "-m", FUSED_TASK, self._trials.sweep.fused.program, str(process.file)]
+                log = str(process.folder / "log.txt")
+                order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
+                self._order_start(process.device, order, {})
+
+    def end(self, attempt: Attempt, grace_s: float) -> None:
+        """Have the agent end a trial's process."""
+        if (of_node := self.agents.get(_node_name(attempt.device))) is not None:
+            of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+
+    def restart_agent(self, name: str) -> None:
+        """Restart a dead agent and all its trials.
+
+        A node whose agent dies again and again is given up.
+        """
+        self._agent_deaths[name] += 1
+        self.agents.pop(name).close()
+        if not name:
+            agent.kill_leftovers(self._trials.state.pool)
+        for process in [each for each in self._attempts.processes.values() if _node_name(each.device) == name]:
+            del self._attempts.processes[process.number]
+        for attempt in [each for each in self._attempts.running.values() if _node_name(each.device) == name]:
+            event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
+            self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
+        if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
+            self.devices = tuple(device for device in self.devices if _node_name(device) != name)
+            self._by_name = {device.name: device for device in self.devices}
+            if not self.devices or not name:
+                raise HeliosError(
+                    "The process that starts trials was killed again and again.", hint="Start the pool again."
+                )
+            self._notes.note(f"Node {name} is left out: the process that starts trials there ended again and again")
+            return
+        self._notes.note("The process that starts trials was killed; its trials are started again")
+        self._start_agent(name)
+
+    def _start_agent(self, name: str) -> None:
+        step = self._nodes[name].step if name else ()
+        self.agents[name] = agent.AgentProcess(self._trials.state.pool, step, mps=self._mps)
+
+    def _may_start(self, trial: Trial, device: Device) -> bool:
+        """Return whether a trial may join those that a device has."""
+        beside = self._attempts.on(device)
+        processes = {each.process_number for each in beside}
+        if len(processes) >= device.slots:
+            return False
+        alone = any(self._trials.needs_device_alone(other.trial.number) for other in beside)
+        return not alone and not (beside and self._trials.needs_device_alone(trial.number))
+
+    def _start(self, trial: Trial, device: Device, action: StartTrial, process: FusedProcess | None = None) -> None:
+        folder = self._trials.folder(trial.number)
+        limit = min(action.memory_limit_mib or device.memory_mib, device.memory_mib)
+        if self._trials.needs_device_alone(trial.number):
+            limit = device.memory_mib
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_request(folder / "requests", None)
+            if self._trials.sweep.fused is not None:
+                process = process or self._idle_process(trial, device, limit)
+                process = process or self._new_process(trial, device, limit, self._trials.sweep.fused)
+                process.add_message(
+                    {"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)}
+                )
+                process.trials.add(trial.number)
+                limit = process.limit_mib
+        except OSError as reason:
+            self._trials.pause_starts(reason.strerror or str(reason))
+            return
+        self._trials.state.record_started(trial.number, device=device.name, memory_limit_mib=limit)
+        if self._trials.state.problem:
+            return
+        now = time.time()
+        started = replace(
+            trial,
+            state=TrialState.RUNNING,
+            device=device.name,
+            started_s=now,
+            attempts=trial.attempts + 1,
+            memory_limit_mib=limit,
+            memory_mib=None,
+            process=None if process is None else process.number,
+        )
+        del self._trials.waiting[trial.number]
+        attempt = Attempt(
+            trial=started,
+            device=device,
+            limit_mib=limit,
+            folder=folder,
+            began_s=now,
+            process=process,
+        )
+        self._attempts.add(attempt)
+        # What earlier attempts reported stands, but what they answered was not asked of this one.
+        self._readings.read(attempt, to_end=True)
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
+        attempt.ended = {}
+        if process is None:
+            self._send_start(attempt)
+        self._notes.publish(
+            {
+                "event": "started",
+                "number": trial.number,
+                "parameters": dict(trial.parameters),
+                "device": device.name,
+                "memory_limit_mib": round(limit, 1),
+                "attempt": started.attempts,
+                "reason": action.reason,
+            }
+        )
+
+    def _send_start(self, attempt: Attempt) -> None:
+        """Have the agent start the program of a trial."""
+        trial, device, folder = attempt.trial, attempt.device, attempt.folder
+        own = {
+            "HELIOS_TRIAL_FOLDER": str(folder),
+            "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
+            "HELIOS_REPORT": str(folder / "report.jsonl"),
+            "HELIOS_REQUESTS": str(folder / "requests"),
+            "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
+        }
+        self._order_start(
+            device,
+            {
+                "number": trial.number,
+                "argv": self._trials.sweep.fill(
+                    trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"
+                ),
+                "log": str(attempt.log),
+                "limit_mib": attempt.limit_mib,
+            },
+            own,
+        )
+
+    def _order_start(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
+        """Have the agent of a device start a process."""
+        node = self._nodes.get(_node_name(device))
+        on_device = device_environment(device) if node is None else node.environment[device.name]
+        if (threads := self._trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
+            # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
+            on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}
+        if self._mps:
+            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
+            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
+            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
+        self.agents[_node_name(device)].send(
+            {
+                "do": "start",
+                **order,
+                "environment": {**on_device, **self._trials.sweep.env, **own},
+                "own": [*own, *_DEVICE_VARIABLES, agent.TRIAL],
+                "warm": self._warm,
+                "segment": self._segment,
+                "folder": str(self._trials.sweep.cwd),
+                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
+            }
+        )
+
+    def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
+        """Return an idle process that may take a trial."""
+        if trial.number in self._trials.fusion.separate or trial.out_of_memory_mib is not None:
+            return None
+        idle = (each for each in self._attempts.processes.values() if not each.trials and not each.closed)
+        return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
+
+    def _new_process(self, trial: Trial, device: Device, limit: float, program: FusedProgram) -> FusedProcess:
+        """Return a process for a trial, which is launched later."""
+        folder = self._folder / "fused" / f"{trial.number:05d}-{trial.attempts + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._made += 1
+        process = FusedProcess(number=-self._made, device=device, folder=folder, limit_mib=limit)
+        process.file.unlink(missing_ok=True)  # of a start that could not be recorded
+        process.add_message({"settings": dict(program.settings), "limit_mib": limit})
+        self._attempts.processes[process.number] = process
+        return process
+
+
+def _node_name(device: Device) -> str:
+    """Return the name of a device's node, empty for this one."""
+    return device.name.rpartition("/")[0]
+
+
+def _may_join(trial: Trial, beside: Attempt) -> bool:
+    """Return whether a trial may join another one's process."""
+    process = beside.process
+    return (
+        process is not None
+        and not process.closed
+        and trial.fusible == beside.trial.fusible != ""
+        and len(process.trials) < trial.most_fused
+    )

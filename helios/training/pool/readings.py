@@ -1,0 +1,135 @@
+"""What the running trials of a pool report, and how fast they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from helios.training.model import FusedSpeed, SharedSpeed
+from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.event_files import EventReader
+from helios.training.pool.notes import Notes
+from helios.training.pool.reports import Report, ReportReader
+from helios.training.pool.trials import SweepTrials
+
+_MOST_READS = 100
+"""Of a report file when a trial has ended; each takes a bounded part."""
+_EARLIER = -1
+"""Stands for the trials of earlier pools among those of which a speed is known."""
+
+
+class Readings:
+    """Reads reports of trials, and measures speeds from them.
+
+    Parameters
+    ----------
+    known_speeds : sequence of SharedSpeed
+        Measured in earlier pools on such devices.
+    """
+
+    def __init__(
+        self, *, trials: SweepTrials, attempts: Attempts, notes: Notes, known_speeds: Sequence[SharedSpeed]
+    ) -> None:
+        self._trials, self._attempts, self._notes = trials, attempts, notes
+        self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
+        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
+            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        }
+        self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
+
+    @property
+    def speeds(self) -> tuple[SharedSpeed, ...]:
+        """Mean speed of each family beside others."""
+        return tuple(
+            SharedSpeed(family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates))
+            for (family, beside), rates in self._speeds.items()
+        )
+
+    @property
+    def fused_speeds(self) -> tuple[FusedSpeed, ...]:
+        """Measured speeds of processes that train several trials."""
+        return tuple(self._fused_speeds.values())
+
+    def read(self, attempt: Attempt, *, to_end: bool = False) -> None:
+        """Handle the reports of a trial."""
+        number = attempt.trial.number
+        if number not in self._readers:
+            events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
+            readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
+            self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
+        for reader in self._readers[number]:
+            for _ in range(_MOST_READS if to_end else 1):
+                before = _count_skipped(reader)
+                reports, now = reader.read(), time.time()
+                for report in reports:
+                    self._take_report(attempt, report, now)
+                if not reports and before == _count_skipped(reader):
+                    break
+            if reader.problem or any(_count_skipped(reader)):
+                lines, count = _count_skipped(reader)
+                skipped = f"{lines:,} lines and {count:,} bytes were skipped"
+                self._notes.note(
+                    f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}"
+                )
+
+    def forget(self, number: int) -> None:
+        """Have the next attempt of a trial read all again."""
+        del self._readers[number]
+
+    def _take_report(self, attempt: Attempt, report: Report, now: float) -> None:
+        attempt.has_reported = True
+        attempt.metrics.update(report.metrics)
+        attempt.answered = report.answer or attempt.answered
+        if report.fused and attempt.process is not None:
+            self._take_fused(attempt, report.fused)
+        if report.progress is not None:
+            attempt.trial = replace(attempt.trial, progress=report.progress)
+        if attempt.first_report_s is None and attempt.trial.started_s is not None:
+            attempt.first_report_s = now - attempt.trial.started_s
+        if report.step is not None:
+            attempt.step = report.step
+            # Speed counts from the last of the steps that were read first.
+            if attempt.beside_since is None or attempt.beside_since[0] == now:
+                attempt.beside_since = (now, report.step)
+            since, step = attempt.beside_since
+            if now - since >= 1.0 and report.step > step:
+                rate = (report.step - step) / (now - since)
+                attempt.trial = replace(attempt.trial, steps_per_s=rate)
+                speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
+                speeds[attempt.trial.number] = rate
+                attempt.speeds[attempt.beside] = (rate, now - since)
+        metric = self._trials.sweep.metric
+        value = report.metrics.get(metric) if metric else None
+        if value is not None and isfinite(value):
+            attempt.value = value
+            if report.step is not None and not attempt.pruned:
+                attempt.pruned = self._trials.is_pruned(attempt.trial.number, report.step, value)
+                if attempt.pruned and attempt.asked is None:
+                    attempt.prune()
+
+    def _take_fused(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
+        """Handle a message of a fused process about a trial."""
+        if isinstance(message.get("ended"), str):
+            attempt.ended = dict(message)
+        changed = self._trials.fusion.learn(attempt.trial.parameters, message)
+        speed = self._trials.fusion.speed(attempt.trial.parameters, message)
+        if speed is not None:
+            self._fused_speeds[speed.fusible, speed.models] = speed
+        if message.get("obstacle"):
+            self._notes.note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
+        for trial in (
+            [*self._trials.waiting.values(), *(each.trial for each in self._attempts.running.values())]
+            if changed
+            else ()
+        ):
+            if trial.fusible:
+                fusible, most = self._trials.fusion.group_key(trial.number, trial.parameters)
+                self._trials.replace(replace(trial, fusible=fusible, most_fused=most))
+
+
+def _count_skipped(reader: ReportReader | EventReader) -> tuple[int, int]:
+    """Return the entries and bytes that a reader skipped."""
+    return reader.skipped_lines, reader.skipped_bytes if isinstance(reader, ReportReader) else 0

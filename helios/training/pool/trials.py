@@ -1,0 +1,317 @@
+"""Trials of a sweep and their records.
+
+They come from the search, wait, and end in the state file and in what the search is told.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from helios.errors import FileUnwritable
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.training.model import Forecast, Trial, TrialForecast, TrialState
+from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.fusing import Fusion
+from helios.training.pool.notes import Notes
+from helios.training.pool.search import Search
+from helios.training.pool.state import StateFile, TrialRecord, run_entry
+from helios.training.pool.sweep import TrainingSweep, family, program
+
+MOST_MEMORY_KILLS = 3
+"""A trial that is killed for memory is started twice with more room; from then on it runs alone."""
+WAITING_AT_MOST = 10_000
+"""How many trials of a grid are made before they can start."""
+DECIDE_S = 1.0
+"""How often the service is asked while nothing happens, s; no more than a part of a core goes into it either."""
+COST = 100
+"""One part in so many of a core goes into what is done again and again."""
+_SYNC_S = 0.5
+"""A power cut loses what ended in so many seconds, which is run again; a kill loses nothing."""
+_HOLD_S = 2.0
+"""After how long a full disk is tried again."""
+_RECENT = 100
+"""Ended trials from which the time of the next is expected."""
+_ADOPT_S = 2.0
+"""How often the trials of pools that are gone are looked for."""
+
+
+class SweepTrials:
+    """Keeps the trials of one sweep, from the search to the record.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the pool.
+    forecast : Forecast, optional
+        Tells what to expect of trials. By default nothing but the sweep file tells it.
+
+    Attributes
+    ----------
+    waiting : dict of int to Trial
+        Those that may start, by number.
+    just_ended : list of Trial
+        Those that have ended since the service was asked.
+    unreported : list of TrialRecord
+        Those of whose end the search is not told yet.
+    exhausted : bool
+        Whether the search has no more.
+    changed : bool
+        Whether the service should be asked at once.
+    hold_until_s : float
+        Until when none starts, since it could not be recorded.
+    sync_at_s : float
+        When what was written is synced next.
+    usual_s : float, optional
+        How long nine of ten took.
+    """
+
+    def __init__(
+        self,
+        *,
+        sweep: TrainingSweep,
+        search: Search,
+        state: StateFile,
+        attempts: Attempts,
+        notes: Notes,
+        folder: Path,
+        forecast: Forecast | None,
+    ) -> None:
+        self.sweep, self.state = sweep, state
+        self._search, self._attempts, self._notes, self._folder = search, attempts, notes, folder
+        self._forecast, self._forecast_at_s = forecast, 0.0
+        self._runs: list[TrialRun] = []
+        self.fusion = Fusion(sweep.fused, searched=sweep.search is not None)
+        self.waiting: dict[int, Trial] = {}
+        self.just_ended: list[Trial] = []
+        self.unreported: list[TrialRecord] = []
+        self.exhausted = self.changed = False
+        self._durations: list[float] = []
+        self.usual_s: float | None = None
+        self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
+
+    def restore(self) -> None:
+        """Take over what earlier pools have recorded."""
+        self.state.adopt()
+        for record in self.state.trials.values():
+            if not record.ended and self.state.is_mine(record):
+                self.waiting[record.number] = self._trial(record)
+            elif record.last_seconds is not None:
+                self._take_duration(record.last_seconds)
+
+    def ask(self, slots: int) -> bool:
+        """Ask the search for as many trials as may start.
+
+        Parameters
+        ----------
+        slots : int
+            Of all devices.
+
+        Returns
+        -------
+        bool
+            Whether those of pools that are gone were looked for.
+        """
+        room = WAITING_AT_MOST
+        # The next choice of a search is better the more results it knows, and other pools want trials, too.
+        if self.sweep.search is not None or self.state.shared:
+            room = slots * self.fusion.most - len(self._attempts.running)
+        if len(self.waiting) >= room:
+            return False
+        if not self.exhausted:
+            with self.state.exclusive():
+                self._ask_search(room)
+        if not (self.state.shared and self.exhausted and not self.waiting and time.time() >= self._adopt_at_s):
+            return False
+        self._adopt_at_s = time.time() + (_ADOPT_S if self._attempts.running else 0.0)
+        for record in self.state.adopt():
+            self.waiting[record.number] = self._trial(record)
+            self.changed = True
+        return True
+
+    def _ask_search(self, room: int) -> None:
+        while not self.exhausted and len(self.waiting) < room:
+            try:
+                chosen = self._search.ask()
+            except FileUnwritable as reason:
+                self.pause_starts(reason.message)
+                return
+            if chosen is None:
+                self.exhausted = True
+                return
+            record = self.state.trials.get(chosen.number)
+            if record is not None and not self.state.is_mine(record) and self.state.has_owner(record):
+                continue
+            if record is not None and record.ended:  # recorded, but the search was not told before the end
+                if record not in self.unreported:
+                    self.unreported.append(record)
+                self.report_to_search()
+                continue
+            if record is None:
+                self.state.record_created(chosen.number, chosen.parameters)
+                record = self.state.trials[chosen.number]
+                self.changed = True
+            if record.number not in self._attempts.running and self.state.is_mine(record):
+                self.waiting[record.number] = self._trial(record)
+
+    def pause_starts(self, problem: str) -> None:
+        """Pause starts, which could not be recorded."""
+        self.hold_until_s = time.time() + _HOLD_S
+        self._notes.note(f"No trial is started: {problem}")
+
+    def _report_end(self, record: TrialRecord) -> bool:
+        """Record a trial's end with the search, if it can be written."""
+        try:
+            with self.state.exclusive():
+                self._search.tell(record.number, record.state, record.value)
+        except FileUnwritable as reason:
+            self.pause_starts(reason.message)
+            return False
+        return True
+
+    def report_to_search(self) -> None:
+        """Report written results to the search, and sync them."""
+        while self.unreported and not self.state.problem and self._report_end(self.unreported[0]):
+            del self.unreported[0]
+        if self.state.unsynced and time.time() >= self.sync_at_s:
+            self.state.sync()
+            self.sync_at_s = time.time() + _SYNC_S
+
+    def is_pruned(self, number: int, step: int, value: float) -> bool:
+        """Tell the search of a metric, and return whether it prunes the trial."""
+        with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
+            return self._search.report(number, step, value)
+        return False
+
+    def _trial(self, record: TrialRecord) -> Trial:
+        fusible, most_fused = "", 1
+        if not record.memory_kills:  # else it needs more room, which a process that it joins has not
+            fusible, most_fused = self.fusion.group_key(record.number, record.parameters)
+        return Trial(
+            number=record.number,
+            parameters=record.parameters,
+            family=family(self.sweep, record.parameters),
+            state=TrialState.PAUSED if record.state is TrialState.PAUSED else TrialState.WAITING,
+            attempts=record.attempts,
+            peak_memory_mib=record.peak_memory_mib,
+            out_of_memory_mib=record.out_of_memory_mib,
+            forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
+            fusible=fusible,
+            most_fused=most_fused,
+        )
+
+    def expect(self) -> None:
+        """Update the forecasts by the pool's own trials."""
+        now = time.time()
+        if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
+            return
+        trials = [*self.waiting.values(), *(attempt.trial for attempt in self._attempts.running.values())]
+        runs = [
+            *self._runs,
+            *(
+                self.describe_run(attempt, "running", now - attempt.began_s)
+                for attempt in self._attempts.running.values()
+            ),
+        ]
+        forecasts = self._forecast(trials, runs)
+        for trial, forecast in zip(trials, forecasts, strict=True):
+            limit = forecast.memory_p95_mib or self.sweep.memory_mib
+            self.replace(replace(trial, forecast=replace(forecast, memory_p95_mib=limit)))
+        self._forecast_at_s = time.time() + max(DECIDE_S, COST * (time.time() - now))
+
+    def replace(self, trial: Trial) -> None:
+        """Replace what is known of a trial."""
+        if trial.number in self.waiting:
+            self.waiting[trial.number] = trial
+        else:
+            self._attempts.running[trial.number].trial = trial
+
+    def describe_run(self, attempt: Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
+        """Return the use of an attempt."""
+        trial = attempt.trial
+        return TrialRun(
+            pool=self.state.pool,
+            number=trial.number,
+            attempt=trial.attempts,
+            program=program(self.sweep),
+            family=trial.family,
+            parameters=trial.parameters,
+            device_kind=attempt.device.kind,
+            device_model=attempt.device.model,
+            outcome=what,
+            started_s=attempt.began_s,
+            seconds=seconds,
+            start_up_s=attempt.first_report_s,
+            progress=1.0 if what == "finished" else trial.progress,
+            peak_memory_mib=trial.peak_memory_mib,
+            memory_limit_mib=attempt.limit_mib,
+            speeds=tuple(
+                MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
+                for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
+            ),
+            metrics=dict(attempt.metrics),
+            **used,
+        )
+
+    def fits(self, trial: Trial, left_s: float | None) -> bool:
+        """Return whether a trial may start in the time left."""
+        if left_s is None:
+            return True
+        if left_s <= 0:
+            return False
+        if trial.attempts and any((self.folder(trial.number) / "checkpoints").glob("*")):
+            return True
+        seconds = trial.forecast.seconds_p90 or self.usual_s
+        return seconds is None or seconds <= left_s
+
+    def _take_duration(self, seconds: float) -> None:
+        """Expect of trials what nine of ten of the last hundred took."""
+        self._durations = [*self._durations[1 - _RECENT :], seconds]
+        self.usual_s = quantiles(self._durations, n=10)[-1] if len(self._durations) > 1 else seconds
+
+    def may_start_any(self, left_s: float | None) -> bool:
+        """Return whether any trial may still start."""
+        return not self.exhausted or any(self.fits(trial, left_s) for trial in self.waiting.values())
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of a trial."""
+        return self._folder / "trials" / f"{number:05d}"
+
+    def needs_device_alone(self, number: int) -> bool:
+        """Return whether a trial was killed for memory too often to share."""
+        return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
+
+    def record_end(self, attempt: Attempt, what: str, state: TrialState, reason: str, ended: TrialRun) -> TrialRecord:
+        """Record how an attempt ended, and return the trial's record."""
+        number = attempt.trial.number
+        self.state.record_ended(
+            number,
+            what=what,
+            state=state,
+            seconds=ended.seconds,
+            peak_memory_mib=ended.peak_memory_mib,
+            memory_limit_mib=attempt.limit_mib,
+            metrics=attempt.metrics,
+            value=attempt.value,
+            reason=reason,
+            run=run_entry(ended),
+        )
+        if self._forecast is not None:
+            self._runs.append(ended)
+        record = self.state.trials[number]
+        self.changed = True
+        if not record.ended:
+            self.waiting[number] = self._trial(record)
+            return record
+        self.unreported.append(record)
+        self._take_duration(ended.seconds)
+        self.just_ended.append(
+            replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
+        )
+        if record.state is TrialState.FINISHED and self.sweep.metric and record.value is None:
+            self._notes.note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
+        return record
