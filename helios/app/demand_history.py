@@ -270,8 +270,8 @@ def forecast_tomorrow(
     if found is None:
         first = datetime.fromtimestamp(series.start_s, zone)
         raise NotEnoughHistory(
-            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast; it "
-            f"takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
+            f"{series.name} begins on {first:%Y-%m-%d %H:%M}, {n_steps // (24 * HOUR)} days before the forecast, "
+            f"and it takes {FEWEST_FOR_RANGE // (24 * HOUR)}.",
             hint="Read more history: helios trace sync, or helios trace load FILE",
         )
     tomorrow = end.date() + timedelta(days=1)

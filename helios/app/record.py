@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory
-from helios.errors import NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.capacity import (
     WHOLE,
     CapacitySource,
@@ -23,6 +23,15 @@ from helios.metrics.capacity import (
 )
 from helios.metrics.window import record_window
 from helios.model.gpu_parts import SiteGpus
+
+
+def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
+    """Raise UsageError where a window ends before it begins."""
+    if since is not None and until is not None and since >= until:
+        raise UsageError(
+            f"The window ends before it begins: --from {since:%Y-%m-%d %H:%M}, --to {until:%Y-%m-%d %H:%M} (UTC).",
+            hint="Give a --from that is before --to.",
+        )
 
 
 def describe_record(
@@ -55,7 +64,10 @@ def describe_record(
     ------
     NotEnoughHistory
         The window ends before the first submission.
+    UsageError
+        It ends before it begins.
     """
+    refuse_reversed(since, until)
     record = history.record or record_window(history.jobs, asked=history.covered)
     if record is None:
         return history

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.own_order import LOOKS_BACK
+from helios.app.record import refuse_reversed
 from helios.app.replay_cluster import ReplayCluster, replay_cluster_for, sized_jobs
 from helios.app.scenarios import AGAIN_S, Scenario
 from helios.choices import Policy, RunTimes
-from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
+from helios.errors import NotEnoughHistory, PartitionUnknown
 from helios.jit import Table, cached_jit, inline_jit, plain
 from helios.metrics.capacity import choose_resource
 from helios.metrics.queue import summarize_queue, wait
@@ -97,15 +98,6 @@ class WhatIfRequest:
 
     def __post_init__(self) -> None:
         refuse_reversed(self.since, self.until)
-
-
-def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
-    """Raise UsageError where a window ends before it begins."""
-    if since is not None and until is not None and since >= until:
-        raise UsageError(
-            f"The window ends before it begins: --from {since:%Y-%m-%d %H:%M}, --to {until:%Y-%m-%d %H:%M} (UTC).",
-            hint="Give a --from that is before --to.",
-        )
 
 
 def whatif(

@@ -29,7 +29,7 @@ from helios.ports import Progress
 from helios.predict.live_predictor import LivePredictor
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
-DAYS, FEW_DAYS, SERIES_DAYS = 16, 1.5, 50
+DAYS, FEW_DAYS, SERIES_DAYS = 16, 2, 50
 FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
 MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]

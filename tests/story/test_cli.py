@@ -119,14 +119,14 @@ def test_an_swf_file_is_replayed_on_the_machine_of_its_header(helios: Helios, tm
     found = helios(*replay)
     assert (found.json["nodes"], found.json["gpus_per_node"]) == ({"all": 4}, 4)
     assert found.json["runs"][0]["max_wait_s"] == 3598  # two at a time
-    assert "4 nodes and 16 CPUs" in found.err
+    assert "4 nodes of 4 CPUs (the header of the file)" in found.err
     described = helios(*replay, "--nodes", "8").json
     assert (described["nodes"], described["gpus_per_node"]) == ({"all": 8}, 4)
     helios("trace", "load", path, "--cluster", "lab")
     loaded = helios("whatif", "--cluster", "lab", "--policy", "fifo", "--json")
     assert loaded.json["runs"] == found.json["runs"]
     assert (loaded.json["nodes"], loaded.json["gpus_per_node"]) == ({"all": 4}, 4)
-    assert "4 nodes and 16 CPUs" in loaded.err
+    assert "4 nodes of 4 CPUs (the header of the file)" in loaded.err
 
 
 def test_weights_are_printed_alone_and_the_rest_is_said_beside_them(helios: Helios, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-NOT_BY_COMMANDS = {"helios.simulate.core.events.has_choice"}
+NOT_BY_COMMANDS = {"helios.simulate.core.events.has_choice", "helios.simulate.core.events.set_power"}
 """Called by those alone who write a simulation of their own."""
 BOTH_CLUSTERS = "helios.app.replay_guards._pass_capped"
 """Compiled for the simulated cluster, and for the one under Slurm's rules, whose starts are no column of records."""

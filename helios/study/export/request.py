@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from helios.app.whatif import refuse_reversed
+from helios.app.record import refuse_reversed
 from helios.choices import ExportLayout
 from helios.errors import UsageError
 from helios.study.export.anonymous import WEEK_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from pathlib import Path
 
 from helios.app.controller_state import NIGHTLY_LEVELS
@@ -62,7 +63,7 @@ def test_the_nightly_report_says_what_the_check_of_the_order_found(tmp_path: Pat
     done = a_night(fake_site, seen=nodes)
     (line,) = [step for step in done.done if step.startswith("order checked: ")]
     assert done.report is not None
-    said = " ".join(done.report.page.read_text().split())
+    said = unescape(" ".join(done.report.page.read_text().split()))
     assert "Whether the order helps" in said
     assert line.removeprefix("order checked: ") in said
 

@@ -146,6 +146,7 @@ def test_a_first_cycle_remembers_sleepers_and_idle_times(night: Night) -> None:
         "quarantined": [],
         "protected_at": None,
         "keep_off": {},
+        "delayed": {},
         "asked_at": {"ces": now, "node_fill_order": now, "other": now},
         "breaker": {"bad_in_row": 0, "opened_at": None},
         "suspension": {},

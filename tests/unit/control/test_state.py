@@ -73,6 +73,7 @@ def test_the_nodes_text_of_earlier_releases_is_read_and_written() -> None:
         "quarantined": [["n1", at, "did not wake"]],
         "protected_at": None,
         "keep_off": {"n3": at},
+        "delayed": {},
     }
     assert NodeControllerState.from_json(state.to_json()) == state
 
