@@ -311,5 +311,5 @@ def test_the_page_draws_waits_and_queue() -> None:
 
 def test_a_day_that_is_not_over_is_told_up_to_now() -> None:
     waits = a_job(submitted_at=DAY + pd.Timedelta(hours=9), started_at=None, ended_at=None, state="PENDING")
-    told = said("Who waits longest", digest(waits, end=DAY + pd.Timedelta(hours=11)))
-    assert told.startswith("At 11:00, the day not being over, 1 job of 1 user waited; longest, 2 h")
+    (table,) = section("Who waits longest", digest(waits, end=DAY + pd.Timedelta(hours=11))).tables
+    assert table.title == "Waiting at 11:00, the day not being over: 1 job of 1 user"
