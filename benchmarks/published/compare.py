@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.published.simulator import PublishedPolicy, PublishedReplay, replay_as_published
 from helios.app.history import LoadedHistory, read_file
+from helios.app.record import refuse_reversed
 from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
 from helios.app.scenarios import ORDERS
-from helios.app.whatif import refuse_reversed
 from helios.choices import Policy
 from helios.cli.options import AsJson, Format, IfOversized, Oversized, Since, Timezone, Until, moment
 from helios.cli.output import print_error, print_notes, progress_bars, show, show_json
