@@ -81,7 +81,7 @@ def describe_record(
     chosen: list[str] = []
     if resource is None:
         resource, chosen = choose_resource(jobs_between(history.jobs, begin, end))
-    capacity = find_capacity(
+    capacity = known_capacity(
         _of_partitions(history, partitions) if partitions else history,
         resource=resource,
         since_s=int(begin.timestamp()) if begin else record.first_s,
@@ -121,7 +121,7 @@ def _of_partitions(history: LoadedHistory, partitions: Collection[str]) -> Loade
     )
 
 
-def find_capacity(history: LoadedHistory, *, resource: str, since_s: int, until_s: int) -> ClusterCapacity:
+def known_capacity(history: LoadedHistory, *, resource: str, since_s: int, until_s: int) -> ClusterCapacity:
     """Return the size of a cluster by its nodes, else its jobs."""
     if history.nodes is not None and bool((history.nodes[resource] > 0).any()):
         return capacity_of_nodes(history.nodes, resource=resource, source=CapacitySource.NODES)

@@ -25,7 +25,7 @@ from helios.changes import LIST, Key, Setting
 from helios.config import SlurmSettings
 from helios.errors import HostlistInvalid
 from helios.model import FrameKind, Mode, NodePower, Snapshot, node_pools
-from helios.model.nodes import OUT_OF_SERVICE, expand
+from helios.model.nodes import OUT_OF_SERVICE, expand, expand_valid
 
 NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
@@ -271,15 +271,8 @@ def delayed_submissions(snapshot: Snapshot, nodes: Mapping[str, ObservedNode]) -
     return frozenset(
         f"{minute} {waking[first]}"
         for minute, text in zip(minutes, _text(running["node_list"]), strict=True)
-        if (first := next((name for name in _expanded(text) if name in waking), ""))
+        if (first := next((name for name in expand_valid(text) if name in waking), ""))
     )
-
-
-def _expanded(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except HostlistInvalid:
-        return ()
 
 
 def _jobs_that_wait(snapshot: Snapshot) -> pd.DataFrame:

@@ -15,9 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import HostlistInvalid
-from helios.metrics.node_usage import NEVER_S, held_times, whole_seconds
-from helios.model.nodes import expand
+from helios.metrics.node_usage import NEVER_S, NodesOfJobs, held_times, whole_seconds
 from helios.units import best_unit, count_in_words, percent, write_count
 
 Seconds = NDArray[np.int64]
@@ -234,10 +232,13 @@ def capacity_of_jobs(
     begins_s, ends_s = np.maximum(started_s, since_s)[inside], np.minimum(ended_s, until_s)[inside]
     held, partition = size[inside], jobs["partition"].astype("str").fillna(WHOLE)[inside].astype("category")
     if has_starts:
-        lists = jobs["node_list"].astype("category")[inside]
-        seen = nodes_of_jobs(lists, begins_s, ends_s, held, partition, resource=resource)
-        if seen is not None:
-            return capacity_of_nodes(seen, resource=resource, source=CapacitySource.NODE_LISTS)
+        nodes = NodesOfJobs.of(jobs["node_list"].astype("category")[inside])
+        hours = held * (ends_s - begins_s)
+        if hours.sum() > 0 and hours[nodes.count > 0].sum() >= LEAST_PLACED * hours.sum():
+            node, of_node, units = units_of_nodes(nodes, begins_s, ends_s, held, partition.cat.codes.to_numpy())
+            seen = {"name": np.array(nodes.names, dtype=object)[node], resource: units}
+            seen["partition"] = np.asarray(partition.cat.categories, dtype=object)[of_node]
+            return capacity_of_nodes(pd.DataFrame(seen), resource=resource, source=CapacitySource.NODE_LISTS)
     names = [str(name) for name in partition.cat.categories]
     most = most_in_groups(partition.cat.codes.to_numpy().astype(np.int64), begins_s, ends_s, held, len(names))
     at_once = most_in_groups(np.zeros(len(held), dtype=np.int64), begins_s, ends_s, held, 1)
@@ -254,51 +255,29 @@ def capacity_of_jobs(
     )
 
 
-def nodes_of_jobs(
-    lists: pd.Series[Any],
-    begins_s: Seconds,
-    ends_s: Seconds,
-    held: Floats,
-    partition: pd.Series[Any],
-    *,
-    resource: str,
-) -> pd.DataFrame | None:
-    """Return the nodes that jobs ran on.
+def units_of_nodes(
+    nodes: NodesOfJobs, begins_s: Seconds, ends_s: Seconds, held: Floats, partition: NDArray[np.integer[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """Return the nodes that jobs ran on, with the most ever held there.
 
-    Each has the most that was ever held there. A job's resources are taken to be spread evenly over its nodes.
+    A job's resources are taken to be spread evenly over its nodes.
 
     Parameters
     ----------
-    lists, partition : Series of shape (n_jobs,)
-        Categories. An invalid list counts as unknown.
+    begins_s, ends_s, held, partition : arrays of shape (n_jobs,)
+        When each job held how much, and the number of its partition.
 
     Returns
     -------
-    DataFrame or None
-        Columns ``name``, ``partition`` and the resource. None where too few nodes are known.
+    node, partition : int64 arrays of shape (n_pairs,)
+        Each node with each partition of its jobs.
+    units : float64 array of shape (n_pairs,)
+        Whole units of the node.
     """
-    expanded = [_expanded(str(text)) for text in lists.cat.categories]
-    names = sorted({name for members in expanded for name in members})
-    number = {name: place for place, name in enumerate(names)}
-    sizes = np.array([*(len(members) for members in expanded), 0], dtype=np.int64)
-    members = np.array([number[name] for one in expanded for name in one], dtype=np.int64)
-    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    codes = lists.cat.codes.to_numpy().astype(np.int64)
-    count, hours = sizes[codes], held * (ends_s - begins_s)
-    if not hours.sum() > 0 or hours[count > 0].sum() < LEAST_PLACED * hours.sum():
-        return None
-    job = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(job)) - np.repeat(np.cumsum(count) - count, count)
-    node = members[first[codes[job]] + within]
-    most = most_in_groups(node, begins_s[job], ends_s[job], held[job] / count[job], len(names))
-    pairs = np.unique(np.column_stack([node, partition.cat.codes.to_numpy()[job]]), axis=0)
-    return pd.DataFrame(
-        {
-            "name": np.array(names, dtype=object)[pairs[:, 0]],
-            "partition": np.asarray(partition.cat.categories, dtype=object)[pairs[:, 1]],
-            resource: np.ceil(most - ROUNDING)[pairs[:, 0]],
-        }
-    )
+    job = nodes.job
+    most = most_in_groups(nodes.node, begins_s[job], ends_s[job], held[job] / nodes.count[job], len(nodes.names))
+    node, of_node = np.unique(np.column_stack([nodes.node, partition[job]]), axis=0).astype(np.int64).T
+    return node, of_node, np.ceil(most - ROUNDING)[node]
 
 
 def most_in_groups(group: Seconds, begins_s: Seconds, ends_s: Seconds, held: Floats, n_groups: int) -> Floats:
@@ -336,10 +315,3 @@ def connected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     for partition in sorted(leader):
         members.setdefault(first(partition), []).append(partition)
     return {partition: ",".join(members[first(partition)]) for partition in leader}
-
-
-def _expanded(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except HostlistInvalid:
-        return ()

@@ -19,9 +19,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.config import Energy
-from helios.errors import HostlistInvalid
 from helios.model import JOBS, JobState
-from helios.model.nodes import expand
+from helios.model.nodes import expand_valid
 
 Seconds = NDArray[np.int64]
 
@@ -74,6 +73,50 @@ class BusyIntervals:
         return BusyIntervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodesOfJobs:
+    """Nodes of jobs, one entry for each node of a job.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Node names, sorted.
+    count : int64 array of shape (n_jobs,)
+        Nodes of each job, 0 where they are unknown.
+    job, node : int64 arrays of shape (n_entries,)
+        Position of the job, and of the node in ``names``.
+    """
+
+    names: tuple[str, ...]
+    count: NDArray[np.int64]
+    job: NDArray[np.int64]
+    node: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: pd.Series[Any], *, ran: NDArray[np.bool_] | None = None) -> NodesOfJobs:
+        """Return the nodes of lists.
+
+        Parameters
+        ----------
+        lists : Series of shape (n_jobs,)
+            Categories. An invalid list counts as unknown.
+        ran : bool array of shape (n_jobs,), optional
+            The nodes of other jobs are left out.
+        """
+        expanded = [expand_valid(str(text)) for text in lists.cat.categories]
+        names = tuple(sorted({name for members in expanded for name in members}))
+        number = {name: position for position, name in enumerate(names)}
+        # The code of a missing list is -1, which selects the last size.
+        sizes = np.array([*(len(members) for members in expanded), 0], dtype=np.int64)
+        members = np.array([number[name] for one in expanded for name in one], dtype=np.int64)
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        codes = lists.cat.codes.to_numpy().astype(np.int64)
+        count = sizes[codes] if ran is None else np.where(ran, sizes[codes], 0)
+        job = np.repeat(np.arange(len(count)), count)
+        within = np.arange(len(job)) - np.repeat(np.cumsum(count) - count, count)
+        return cls(names=names, count=count, job=job, node=members[first[codes[job]] + within])
+
+
 def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
     """Return where and when jobs ran.
 
@@ -90,18 +133,8 @@ def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
     JOBS.check(jobs, columns=["started_at", "ended_at", "node_list"])
     started_s, ended_s = (whole_seconds(jobs[name], otherwise=until_s) for name in ("started_at", "ended_at"))
     ended_s = np.minimum(ended_s, until_s)
-    lists = jobs["node_list"].astype("category")
-    expanded = [_expanded(str(text)) for text in lists.cat.categories]
-    ran = (started_s < ended_s) & (lists.cat.codes.to_numpy() >= 0)
-    codes = lists.cat.codes.to_numpy()[ran]
-    names = tuple(dict.fromkeys(name for members in expanded for name in members))
-    number = {name: position for position, name in enumerate(names)}
-    members = [np.array([number[name] for name in one], dtype=np.int64) for one in expanded]
-    sizes = np.array([len(one) for one in members], dtype=np.int64)[codes]
-    node = np.concatenate([members[code] for code in codes]) if len(codes) else np.zeros(0, dtype=np.int64)
-    return BusyIntervals(
-        names=names, node=node, start_s=np.repeat(started_s[ran], sizes), end_s=np.repeat(ended_s[ran], sizes)
-    )
+    held = NodesOfJobs.of(jobs["node_list"].astype("category"), ran=started_s < ended_s)
+    return BusyIntervals(names=held.names, node=held.node, start_s=started_s[held.job], end_s=ended_s[held.job])
 
 
 def most_at_once(
@@ -156,13 +189,6 @@ def most_held(
     within = (moments >= first_s) & (moments < first_s + step_s * n_steps)
     np.maximum.at(most, (moments[within] - first_s) // step_s, held[within])
     return np.maximum(most, 0.0)
-
-
-def _expanded(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except HostlistInvalid:
-        return ()
 
 
 def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:

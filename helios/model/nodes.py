@@ -84,6 +84,14 @@ def expand(text: str) -> tuple[str, ...]:
         raise _invalid(text, str(reason)) from reason
 
 
+def expand_valid(text: str) -> tuple[str, ...]:
+    """Return the nodes of a hostlist, and none of an invalid one."""
+    try:
+        return expand(text)
+    except HostlistInvalid:
+        return ()
+
+
 def fold(nodes: Iterable[str]) -> str:
     """Return the nodes as one short hostlist, empty without nodes.
 

@@ -14,13 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import HostlistInvalid
 from helios.metrics.blocks import local_edges, mean_levels
-from helios.metrics.capacity import LEAST_AT_ONCE, LEAST_PLACED, WHOLE, connected, most_in_groups
+from helios.metrics.capacity import LEAST_AT_ONCE, LEAST_PLACED, WHOLE, connected, units_of_nodes
 from helios.metrics.history import MISSING, NEVER_S, Flags, StudyHistory
-from helios.metrics.node_usage import BusyIntervals, whole_seconds
+from helios.metrics.node_usage import BusyIntervals, NodesOfJobs, whole_seconds
 from helios.metrics.queue import Weights
-from helios.model.nodes import expand
 from helios.units import count_in_words
 
 OUT_OF_SERVICE = frozenset(
@@ -41,25 +39,41 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldNodes:
-    """Nodes of each job, one entry for each node of a job.
+    """Nodes of the jobs of a history.
 
     Attributes
     ----------
-    names : tuple of str
-        Node names.
-    job, node : int64 arrays of shape (n_places,)
-        Position of the job in the history, and of the node in ``names``.
-    share : float64 array of shape (n_places,)
-        1 / number of nodes of that job, whose resources are assumed to be spread evenly.
+    of_jobs : NodesOfJobs
+        Of those that ran.
     coverage : float
         Share of the hours held by jobs whose nodes are known.
     """
 
-    names: tuple[str, ...]
-    job: NDArray[np.int64]
-    node: NDArray[np.int64]
-    share: NDArray[np.float64]
+    of_jobs: NodesOfJobs
     coverage: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Node names."""
+        return self.of_jobs.names
+
+    @property
+    def job(self) -> NDArray[np.int64]:
+        """Position of the job in the history, for each node of a job."""
+        return self.of_jobs.job
+
+    @property
+    def node(self) -> NDArray[np.int64]:
+        """Position of the node in ``names``, for each node of a job."""
+        return self.of_jobs.node
+
+    @property
+    def share(self) -> NDArray[np.float64]:
+        """Part of a job on each of its nodes.
+
+        Its resources are assumed to be spread evenly.
+        """
+        return 1.0 / self.of_jobs.count[self.job]
 
     def intervals(self, history: StudyHistory) -> BusyIntervals:
         """Return when the nodes held jobs, cut at the window."""
@@ -78,23 +92,10 @@ def find_placement(history: StudyHistory) -> HeldNodes | None:
     ran = history.started_s < NEVER_S
     if not history.has_starts or not (ran & lists.notna().to_numpy()).any():
         return None
-    expanded = [_expanded(str(text)) for text in lists.cat.categories]
-    names = tuple(sorted({name for members in expanded for name in members}))
-    number = {name: position for position, name in enumerate(names)}
-    sizes = np.array([*(len(members) for members in expanded), 0], dtype=np.int64)
-    members = np.array([number[name] for one in expanded for name in one], dtype=np.int64)
-    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    codes = lists.cat.codes.to_numpy().astype(np.int64)
-    count = np.where(ran, sizes[codes], 0)
+    of_jobs = NodesOfJobs.of(lists, ran=ran)
     hours = history.hours(weight=np.where(history.size > 0, history.size, 1))
-    coverage = float(hours[count > 0].sum() / hours.sum()) if hours.sum() > 0 else 0.0
-    if coverage < LEAST_PLACED:
-        return None
-    job = np.repeat(np.arange(len(count)), count)
-    within = np.arange(len(job)) - np.repeat(np.cumsum(count) - count, count)
-    return HeldNodes(
-        names=names, job=job, node=members[first[codes[job]] + within], share=1.0 / count[job], coverage=coverage
-    )
+    coverage = float(hours[of_jobs.count > 0].sum() / hours.sum()) if hours.sum() > 0 else 0.0
+    return HeldNodes(of_jobs=of_jobs, coverage=coverage) if coverage >= LEAST_PLACED else None
 
 
 def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
@@ -102,31 +103,19 @@ def nodes_seen(history: StudyHistory, placement: HeldNodes) -> pd.DataFrame:
 
     The columns are those of ``NODES``. The other resource and the memory are not known.
     """
-    held = (history.size[placement.job] * placement.share).astype(np.float64)
-    begins_s, ends_s = history.started_s[placement.job], np.minimum(history.ended_s[placement.job], history.end_s)
-    most = most_in_groups(placement.node, begins_s, ends_s, held, len(placement.names))
-    partition = history.partition.code[placement.job]
-    pairs = np.unique(np.column_stack([placement.node, partition]), axis=0)
-    names = np.array(placement.names, dtype=object)
+    ends_s, size = np.minimum(history.ended_s, history.end_s), history.size.astype(np.float64)
+    node, partition, units = units_of_nodes(placement.of_jobs, history.started_s, ends_s, size, history.partition.code)
     values = np.array([*history.partition.values, None], dtype=object)
-    units = np.ceil(most - 1e-9)[pairs[:, 0]]
     return pd.DataFrame(
         {
-            "name": names[pairs[:, 0]],
-            "partition": values[pairs[:, 1]],
+            "name": np.array(placement.names, dtype=object)[node],
+            "partition": values[partition],
             "cpus": units if history.resource == "cpus" else np.nan,
             "gpus": units.astype(np.int64) if history.resource == "gpus" else 0,
             "gpu_type": None,
             "memory_mib": np.nan,
         }
     )
-
-
-def _expanded(text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except HostlistInvalid:
-        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
