@@ -153,19 +153,20 @@ def energy_on_jobs(
     found = {name: replays.of_policy(name) for name in ("always_on", *shown)}
     if "oracle" in request.policies:
         found["oracle"] = replays.oracle(found["always_on"])
-    results = {policy: _result(policy, replay, found, replays) for policy, replay in found.items()}
+    results = {policy: _result(policy, replay, found["always_on"], replays) for policy, replay in found.items()}
+    oracle = results.get("oracle")
     runs = {policy: replay.run for policy, replay in found.items()}
     compared = {name: runs[name] for name in COMPARED if name in runs}
     begin_s, end_s = replays.window_s
     machine = replays.setup.machine
-    front = _front(replays, found) if "ces" in request.policies else ()
+    front = _front(replays, found, oracle) if "ces" in request.policies else ()
     progress("Replaying the jobs", 1.0)
     return EnergyWhatIf(
         kind="cluster",
         name=history.cluster,
         window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(end_s, UTC)),
         total_nodes=float(machine.shape.nodes.sum()),
-        policies=tuple(results.values()),
+        policies=tuple(_beside(oracle, result) for result in results.values()),
         notes=(*history.notes, *machine.notes, *replays.setup.notes, *_notes(replays, counts_busy=counts_busy)),
         weekly=weekly_savings(compared, energy, policy="ces") if "ces" in runs else (),
         front=front,
@@ -381,7 +382,7 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
     )
 
 
-def _front(replays: _Replays, found: Mapping[str, EnergyReplay]) -> tuple[FrontRow, ...]:
+def _front(replays: _Replays, found: Mapping[str, EnergyReplay], oracle: PolicyResult | None) -> tuple[FrontRow, ...]:
     """Return what each number of spare nodes comes to."""
     rows: list[FrontRow] = []
     begin_s, end_s = replays.window_s
@@ -389,7 +390,7 @@ def _front(replays: _Replays, found: Mapping[str, EnergyReplay]) -> tuple[FrontR
     for spare in (spare for spare in FRONT if spare <= int(replays.setup.machine.shape.nodes.max())):
         rules = chosen_rules(replays.choices, spare=spare)
         replay = found["ces"] if rules == chosen_rules(replays.choices) else replays.replay(rules)
-        result = _result("ces", replay, found, replays)
+        result = _beside(oracle, _result("ces", replay, found["always_on"], replays))
         fewer = rows[-1].result if rows else None
         rows.append(
             FrontRow(
@@ -404,23 +405,22 @@ def _front(replays: _Replays, found: Mapping[str, EnergyReplay]) -> tuple[FrontR
     return tuple(rows)
 
 
-def _result(policy: str, replay: EnergyReplay, found: Mapping[str, EnergyReplay], replays: _Replays) -> PolicyResult:
+def _result(policy: str, replay: EnergyReplay, always_on: EnergyReplay, replays: _Replays) -> PolicyResult:
     begin_s, end_s = replays.window_s
-    always, workload, energy = found["always_on"].run, replays.setup.workload, replays.energy
-    total_nodes = float(replays.setup.machine.shape.nodes.sum())
+    always, workload = always_on.run, replays.setup.workload
     counted = (workload.submitted_s >= begin_s) & (workload.submitted_s < end_s)
     late = counted & (replay.late_s > 0)
     late_s = replay.late_s[late]
     # A minute in which jobs were submitted to a partition counts once, as one array would else decide for months.
     minute = workload.submitted_s // CHECK_S * len(replays.setup.machine.shape.partitions) + workload.partition
     submissions, delayed = len(np.unique(minute[counted])), len(np.unique(minute[late]))
-    result = policy_result(
+    return policy_result(
         policy,
         replace(replay.run, utilization_before=always.utilization_before),
         always,
-        energy,
+        replays.energy,
         window_s=replays.window_s,
-        total_nodes=total_nodes,
+        total_nodes=float(replays.setup.machine.shape.nodes.sum()),
         jobs_delayed=len(late_s),
         mean_delay_s=float(late_s.mean()) if len(late_s) else 0.0,
         share_of_jobs_delayed=len(late_s) / max(int(counted.sum()), 1),
@@ -430,12 +430,13 @@ def _result(policy: str, replay: EnergyReplay, found: Mapping[str, EnergyReplay]
         added_wait_s=float(late_s.sum()) / max(int(counted.sum()), 1),
         gpu_utilization=replay.gpu_utilization,
     )
-    if "oracle" not in found:
+
+
+def _beside(oracle: PolicyResult | None, result: PolicyResult) -> PolicyResult:
+    """Return a result with its share of what the oracle saves."""
+    if oracle is None or oracle.saved_kwh <= 0:
         return result
-    oracle = policy_result(
-        "oracle", found["oracle"].run, always, energy, window_s=replays.window_s, total_nodes=total_nodes
-    )
-    return replace(result, share_of_oracle=result.saved_kwh / oracle.saved_kwh if oracle.saved_kwh > 0 else None)
+    return replace(result, share_of_oracle=result.saved_kwh / oracle.saved_kwh)
 
 
 def _notes(replays: _Replays, *, counts_busy: bool) -> list[str]:
