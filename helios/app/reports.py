@@ -372,7 +372,7 @@ def shadow_report(
     """Report the effect that a day's shadow decisions would have had.
 
     Returns the cluster's name and the report. ``day`` is written as for sacct. Without ``nodes`` those known to the
-    warehouse are used; where it knows none, the cluster is derived from the peak demand.
+    warehouse are used; where it knows none, the cluster is as large as what jobs held at once.
     """
     with open_context(query) as context:
         begin, end = context.day(day)
@@ -405,7 +405,7 @@ def shadow_day(
     begin, end : datetime
         The day, aware.
     nodes : mapping, optional
-        Nodes of each partition. By default they are derived from the peak demand.
+        Nodes of each partition. By default as many as jobs held at once.
     default_time_limit_s : int
         For jobs that have none.
     """

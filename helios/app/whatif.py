@@ -69,7 +69,7 @@ class WhatIfRequest:
     warm_up : timedelta
         Stretch before ``since`` that is replayed too, but not counted, so that the cluster is not empty at first.
     nodes : mapping, optional
-        Nodes of each partition; None takes them from the peak demand.
+        Nodes of each partition; None takes the capacity of the history.
     resource : str, optional
         ``gpus`` or ``cpus``; None: as :func:`~helios.metrics.capacity.choose_resource` says.
     placement : Placement

@@ -275,10 +275,9 @@ def evaluate(
 
     p10 and p90 are as each job would have got them at its submission, calibrated by the jobs that had ended by then.
 
-    The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
-    hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then it compares
-    one replay with each predictor, plain FIFO, and the order by true run times, all with EASY
-    backfill.
+    The tested jobs are also replayed on the nodes of --nodes, else on those of the record. Where these are only what
+    jobs held at once, hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then
+    it compares one replay with each predictor, plain FIFO, and the order by true run times, all with EASY backfill.
     """
     if train_until is not None and test_fraction is not None:
         raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")

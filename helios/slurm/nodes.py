@@ -251,7 +251,7 @@ class SlurmNodes:
     def snapshot(self) -> Snapshot:
         """Return the cluster's current state, including ``power``.
 
-        Predictions, demand, and what Helios set on jobs are missing.
+        Predictions, the use of nodes, and what Helios set on jobs are missing.
 
         Raises
         ------

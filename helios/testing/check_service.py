@@ -90,7 +90,7 @@ def check_service(service: type[Any] | Service) -> None:
     - Every action, and every place in an order, has a reason.
 
     A service that acts on nodes (``domain = Domain.NODES``) is also called with nodes in every state, with and without
-    a forecast of the demand. It must name only nodes of the snapshot, and put to sleep only those that are idle, awake
+    a record of their use. It must name only nodes of the snapshot, and put to sleep only those that are idle, awake
     and without ``excluded_reason``.
 
     Parameters

@@ -47,7 +47,7 @@ class PackingCase:
     gains : pair of float
         Smallest and largest gain of sharing a GPU, which is the sum of the speeds of two trials on one.
     nodes : mapping, optional
-        Nodes of each partition. By default those known to the warehouse, otherwise derived from the peak demand.
+        Nodes of each partition. By default those known to the warehouse, otherwise as many as jobs held at once.
     draws : int
         Draws of the window. 0 for the window alone.
     """
