@@ -134,7 +134,11 @@ def test_no_cycle_starts_more_than_may_be_on_their_way(story: list[Any]) -> None
             active(Says(*second), name="node_fill_order", mode=other_mode),
             after=timedelta(0),
         )
-        assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)
+        ahead = {action.node for action in (*first, *second) if isinstance(action, PowerUp)}
+        room = max(0, BOUND - before)
+        assert len(report.slept) + len(set(report.woken) - ahead) <= room
+        # A wake ahead of need may go beyond, and then leaves no room for a sleep.
+        assert not report.slept or len(report.slept) + len(report.woken) <= room
 
 
 def nodes_in(change: Change[str]) -> set[str]:
