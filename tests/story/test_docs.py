@@ -18,9 +18,9 @@ DOCUMENTS = sorted([*TOP, *ROOT.glob("docs/**/*.md")])
 RESEARCH = sorted(ROOT.glob("docs/research/*.md"))
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *RESEARCH])
 WIDTH = 100
-WORDS_IN_ALL = 70_000
-"""Most words of the pages, decisions too, that are not written by a program; 40,000 are wanted."""
-WORDS_OF = {"docs/research/*.md": 4_000, "docs/whatif.md": 3_500}
+WORDS_IN_ALL = 43_500
+"""Most words of all pages but decisions and what a program writes; 40,000 are wanted with decisions."""
+WORDS_OF = {"docs/research/*.md": 4_000, "docs/whatif.md": 3_500, "docs/pools.md": 3_000, "docs/formats.md": 2_500}
 """Most words of pages that had grown beyond an evening's reading."""
 WORDS_IN_A_CELL = 20
 """Most words in a cell of a table of research: more is prose."""
@@ -105,7 +105,8 @@ def count_words(pages: Iterable[Path]) -> int:
 
 
 def test_the_documents_stay_short() -> None:
-    written = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name != "reference"]
+    apart = {"reference", "decisions"}
+    written = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name not in apart]
     assert count_words(written) <= WORDS_IN_ALL
 
 
