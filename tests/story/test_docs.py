@@ -147,6 +147,16 @@ def test_every_benchmark_and_test_that_a_page_names_exists(page: Path) -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_every_benchmark_in_a_table_of_figures_exists() -> None:
+    named = set()
+    for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/research/measured.md").read_text(), flags=re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+        if "benchmark" in head:
+            named |= {row[head.index("benchmark")].strip("`").split()[0] for row in rows}
+    assert named > {"same"}
+    assert [name for name in sorted(named - {"same"}) if not (ROOT / f"benchmarks/{name}.py").exists()] == []
+
+
 @pytest.mark.parametrize("folder", ["benchmarks", "deploy", "helios", "tests"])
 def test_every_page_that_the_code_names_exists(folder: str) -> None:
     named = {
