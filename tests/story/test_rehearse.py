@@ -11,7 +11,7 @@ from tests.story.shell import Answer, Helios, shell
 
 REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--nodes", "2", "--oversized", "skip")
 
-ZONE = {"HELIOS_INGEST_TIMEZONE": "Asia/Shanghai"}
+ZONE = "Asia/Shanghai"
 
 AGAIN = ("--predict-again", "10min")
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Helios:
-    return shell(folder, **ZONE)
+    return shell(folder, HELIOS_INGEST_TIMEZONE=ZONE)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_what_was_assumed_is_said(answer: Answer) -> None:
 
 
 def test_the_same_request_gets_the_same_answer(folder: Path, answer: Answer) -> None:
-    again = shell(folder, alone=True, **ZONE)
+    again = shell(folder, alone=True, HELIOS_INGEST_TIMEZONE=ZONE)
     assert again(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
 
 
@@ -71,7 +71,7 @@ def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: An
 
 
 def test_no_user_is_favoured_beyond_the_share_that_holds_live(folder: Path, runs: Any) -> None:
-    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05", **ZONE)
+    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05", HELIOS_INGEST_TIMEZONE=ZONE)
     again = strict(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").json["runs"]
     assert again[:2] == runs[:2]
     assert again[2] != runs[2]
