@@ -76,7 +76,7 @@ COMMANDS = [
     Command("simulate", ["simulate", "--service", "qssf", *KTH], FIT, 25, 12),
     Command(
         "energy whatif",
-        ["energy", "whatif", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-31"],
+        ["energy", "whatif", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-30"],
         FIT,
         None,
         15,

@@ -100,7 +100,7 @@ def test_gpu_jobs_can_be_judged_alone_where_there_are_any(loaded: dict[str, Any]
 
 def test_venus_is_replayed_under_all_controls(loaded: dict[str, Any], helios: Helios, tmp_path: Path) -> None:
     page = tmp_path / "whatif.html"
-    window = ("--from", "2020-08-01", "--to", "2020-08-08", "--draws", "2")
+    window = ("--from", "2020-08-01", "--to", "2020-08-07", "--draws", "2")
     answer = helios(
         "whatif", "--cluster", "helios_venus_mar", *window, "--nodes", "100", "--json", "--report", page
     ).json
