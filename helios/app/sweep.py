@@ -698,7 +698,7 @@ def read_sweep_plan(path: Path) -> SweepPlan:
         raise UsageError(f"{path}: {reason.strerror}.", hint="Give the path of a plan: --sweep PLAN.toml") from reason
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
         raise UsageError(
-            f"{path} cannot be read as TOML: {reason}", hint="See docs/sweeps.md for an example."
+            f"{path} cannot be read as TOML: {reason}", hint="See docs/whatif.md for an example."
         ) from reason
     except ValidationError as reason:
         wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in reason.errors()[:5])
@@ -706,7 +706,7 @@ def read_sweep_plan(path: Path) -> SweepPlan:
         of_settings = ", ".join(SweepSettings.model_fields)
         raise UsageError(
             f"{path} is not a plan of a sweep: {wrong}.",
-            hint=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
+            hint=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/whatif.md for an example.",
         ) from reason
     if 0 < plan.repeats < FEWEST_REPEATS:
         raise UsageError(

@@ -19,7 +19,6 @@ from helios.cli.options import (
     described,
     expand,
     moment,
-    named_timezone,
 )
 from helios.cli.output import print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
@@ -115,7 +114,7 @@ def whatif(
     accepted = _accepted(settings)
     with progress_bars() as progress:
         if files:
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             per_node = machine.gpus_per_node or settings.whatif.gpus_per_node
             busy = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
             on_series = EnergySeriesRequest(

@@ -89,7 +89,7 @@ def whatif_(
     ] = None,
     sweep_file: Annotated[
         Path | None,
-        Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
+        Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/whatif.md."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -77,7 +77,6 @@ def study_(
     settings = configuration().settings
     with progress_bars() as progress:
         if source.trace is None:
-            source.refuse_file_options()
             loaded, records = load_study(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),

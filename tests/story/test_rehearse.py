@@ -9,7 +9,7 @@ import pytest
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Answer, Helios, shell
 
-REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
+REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--nodes", "2", "--oversized", "skip")
 
 AGAIN = ("--predict-again", "10min")
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Helios:
-    return shell(folder)
+    return shell(folder, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ from tests.unit.app.test_resampling import a_site
 from tests.waiting import TEST_TIMEOUT_S
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-DOCUMENT = Path(__file__).parents[2] / "docs" / "sweeps.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "whatif.md"
 PLAN = """
 policies = ["fifo", "sjf", "qssf"]
 backfills = ["none"]
