@@ -31,7 +31,7 @@ from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.control.guards import SETTLES
+from helios.control.preconditions import SETTLES
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
 from helios.model import Snapshot
 from helios.ports import Progress, Service, no_progress

@@ -30,8 +30,8 @@ from helios.predict.live_predictor import LivePredictor
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
 DAYS, FEW_DAYS, SERIES_DAYS = 16, 2, 50
-FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
-MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
+FEW = ["--trace", "few.csv.gz"]
+MANY = ["--trace", "many.csv.gz"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
 SLURM_CONF = """ClusterName=venus
 SelectType=select/cons_tres

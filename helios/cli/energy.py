@@ -19,7 +19,6 @@ from helios.cli.options import (
     described,
     expand,
     moment,
-    named_timezone,
     refuse_misplaced,
 )
 from helios.cli.output import print_result, progress_bars, width, write_page
@@ -86,7 +85,7 @@ def energy(
     accepted = _accepted(settings)
     with progress_bars() as progress:
         if files:
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             per_node = machine.gpus_per_node or settings.whatif.gpus_per_node
             busy = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
             on_series = EnergySeriesRequest(

@@ -17,7 +17,6 @@ from helios.cli.options import (
     described,
     expand,
     moment,
-    named_timezone,
 )
 from helios.cli.output import print_notes, print_result, progress_bars
 from helios.config import zone
@@ -63,7 +62,7 @@ def forecast_(
     with progress_bars() as progress:
         if files:
             per_node = gpus_per_node or settings.whatif.gpus_per_node
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             counted = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node, in_steps=True)
         else:
             pooled = None if total is None else str(max(int(total), 1))

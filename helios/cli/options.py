@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from typer import Option
 
-from helios.choices import TraceFormat
 from helios.cli.output import print_message
 from helios.config import LoadedSettings, Settings, load_configuration, zone
 from helios.errors import UsageError
@@ -39,33 +38,10 @@ Cluster = Annotated[
     str | None, Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
-Format = Annotated[
-    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
-]
-Columns = Annotated[
-    str | None,
-    Option(
-        "--columns",
-        metavar="MAP",
-        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
-        "says, such as slurmdbd; help lists them.",
-    ),
-]
-Timezone = Annotated[
-    str | None,
-    Option(
-        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
-    ),
-]
-GpusFrom = Annotated[
+Trace = Annotated[
     Path | None,
-    Option(
-        "--gpus-from",
-        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
-        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
-    ),
+    Option("--trace", help="Read jobs from this file instead. What is not recognised, load first: helios trace load."),
 ]
-Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
 
 
 def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -104,7 +80,7 @@ Nodes = Annotated[
     Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
-        "Default: as the warehouse, --gpus-from or the header of the file says, else what jobs held.",
+        "Default: as the warehouse, setting ingest.gpus_from or the header of the file says, else what jobs held.",
     ),
 ]
 GpusPerNode = Annotated[
@@ -153,10 +129,6 @@ class HistoryOptions:
 
     cluster: Cluster = None
     trace: Trace = None
-    trace_format: Format = None
-    columns: Columns = None
-    timezone: Timezone = None
-    gpus_from: GpusFrom = None
 
     def read(self, progress: Progress, *, site: SiteGpus | None = None) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster.
@@ -164,20 +136,17 @@ class HistoryOptions:
         Parameters
         ----------
         site : SiteGpus, optional
-            GPUs of the nodes where no option and no setting names a file of them.
+            GPUs of the nodes where no setting names a file of them.
         """
         from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
 
         settings = configuration()
-        self.refuse_file_options()
         if self.trace is not None:
             return read_file(
                 self.trace,
-                timezone=named_timezone(self.timezone, settings),
-                trace_format=self.trace_format,
-                columns=self.columns,
+                timezone=named_timezone(None, settings),
                 cluster=self.cluster,
-                site=named_site(self.gpus_from, settings) or site,
+                site=named_site(None, settings) or site,
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
@@ -192,31 +161,7 @@ class HistoryOptions:
         """
         if self.trace is None:
             return ["--cluster", history.cluster]
-        columns = Path(self.columns).resolve() if self.columns and Path(self.columns).is_file() else self.columns
-        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns)]
-        given += [("--timezone", self.timezone), ("--gpus-from", self.gpus_from and self.gpus_from.resolve())]
-        return _given_options(*given, ("--cluster", self.cluster))
-
-    def refuse_file_options(self) -> None:
-        """Refuse options for files where none is given.
-
-        Raises
-        ------
-        UsageError
-            Such an option was given without ``--trace``.
-        """
-        options = {
-            "--timezone": self.timezone,
-            "--format": self.trace_format,
-            "--columns": self.columns,
-            "--gpus-from": self.gpus_from,
-        }
-        option = next((option for option, value in options.items() if value), None)
-        if self.trace is None and option:
-            raise UsageError(
-                f"{option} {options[option]} is for files, and jobs of a loaded cluster are stored as they were read.",
-                hint=f"Leave {option} out, or read a file: --trace FILE",
-            )
+        return _given_options(("--trace", self.trace.resolve()), ("--cluster", self.cluster))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

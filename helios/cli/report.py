@@ -388,7 +388,6 @@ def advise_(
             bounds = [moment(text, timezone=loaded.timezone) for text in (since, until)]
             found = advise.advise_on(loaded, since=bounds[0], until=bounds[1], users=users, used=of_file)
         else:
-            source.refuse_file_options()
             ask = ReportQuery(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),

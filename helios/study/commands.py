@@ -79,7 +79,6 @@ def study_(
     settings = configuration().settings
     with progress_bars() as progress:
         if source.trace is None:
-            source.refuse_file_options()
             loaded, records = load_study(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),
@@ -110,7 +109,7 @@ def study_(
             partitions=partition or (),
             resource=resource or size,
             records=records,
-            source=command_source(source.trace, cluster=source.cluster, timezone=source.timezone),
+            source=command_source(source.trace, cluster=source.cluster),
             progress=progress,
         )
     print_notes(found.notes)

@@ -389,15 +389,14 @@ def find_all(
     return sorted(with_reasons, key=lambda finding: finding.number)
 
 
-def command_source(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
+def command_source(trace: Path | None, *, cluster: str | None) -> Source:
     """Return the options that select a history in commands."""
     cluster_option = ["--cluster", cluster] if cluster is not None else []
     if trace is None:
         return Source(options=shlex.join(cluster_option), cluster=shlex.join(cluster_option))
-    timezone_option = ["--timezone", timezone] if timezone is not None else []
     return Source(
-        options=shlex.join(["--trace", str(trace), *timezone_option, *cluster_option]),
-        load=shlex.join(["helios", "trace", "load", str(trace), *timezone_option, *cluster_option]),
+        options=shlex.join(["--trace", str(trace), *cluster_option]),
+        load=shlex.join(["helios", "trace", "load", str(trace), *cluster_option]),
         cluster=shlex.join(cluster_option),
     )
 

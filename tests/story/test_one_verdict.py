@@ -7,8 +7,8 @@ from tests.traces import TRACES, needs_traces
 
 HISTORIES = {
     "KTH-SP2-1996-2.1-cln.swf.gz": ("--from", "1997-07-01"),
-    "sacct_cedar_may-jun2021.txt.gz": ("--timezone", "America/Vancouver"),
-    "sacct_raw_phillips_dec2016.txt.gz": ("--timezone", "America/New_York"),
+    "sacct_cedar_may-jun2021.txt.gz": (),
+    "sacct_raw_phillips_dec2016.txt.gz": (),
 }
 
 

@@ -9,10 +9,7 @@ import pytest
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Answer, Helios, shell
 
-REHEARSE = (
-    *("whatif", "--draws", "0", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2"),
-    *("--oversized", "skip"),
-)
+REHEARSE = ("whatif", "--draws", "0", "--trace", "venus.csv.gz", "--nodes", "2", "--oversized", "skip")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Helios:
-    return shell(folder)
+    return shell(folder, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")
 
 
 @pytest.fixture(scope="module")

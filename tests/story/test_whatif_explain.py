@@ -12,7 +12,7 @@ from helios.ingest import synthetic_trace, write_helios_csv
 from helios.units import duration
 from tests.story.shell import Helios, shell
 
-REPLAY = ("--trace", "venus.csv", "--timezone", "UTC", "--nodes", "6", "--oversized", "skip")
+REPLAY = ("--trace", "venus.csv", "--nodes", "6", "--oversized", "skip")
 MORNING = ("--to", "2020-09-01T09:00:00Z")
 
 
@@ -81,7 +81,7 @@ def test_the_command_on_the_page_explains_the_wait_that_the_page_shows(
     page, trace = tmp_path / "page.html", site.folder / "venus.csv"
     site(
         "whatif", "--trace", trace, "--nodes", "6", "--gpus-per-node", "8", "--oversized", "skip", "--draws", "0",
-        "--from", "2020-09-01T01:00:00Z", "--to", "2020-09-01T23:00:00Z", "--warm-up", "1h", "--timezone", "UTC",
+        "--from", "2020-09-01T01:00:00Z", "--to", "2020-09-01T23:00:00Z", "--warm-up", "1h",
         "--policy", f"fifo,{policy[0]}", *policy[1:], "--report", page,
     )  # fmt: skip
     (command,) = re.findall(r"<pre>(helios whatif explain .*)</pre>", page.read_text())

@@ -48,6 +48,19 @@ def test_begin_and_end_of_a_window_have_one_spelling() -> None:
     assert twice == []
 
 
+FILE_OPTIONS = {"--format", "--columns", "--timezone", "--gpus-from"}
+
+
+def test_how_a_file_is_read_is_said_where_it_is_loaded() -> None:
+    having = {
+        " ".join(words)
+        for words, command in every_command()
+        for option in command.params
+        if FILE_OPTIONS & {*option.opts} and "-o" not in option.opts  # a report's --format names its fields
+    }
+    assert having == {"trace load"}
+
+
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each command with its words."""
     left: list[tuple[tuple[str, ...], Any]] = [((name,), import_command(name)) for name in COMMANDS]
