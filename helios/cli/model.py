@@ -128,7 +128,6 @@ def nightly_(
             days=days or settings.judged_days,
             now=now,
             keep=settings.kept,
-            dask=settings.dask,
             dry_run=dry_run,
             progress=progress,
         )
@@ -176,12 +175,6 @@ def train(
     until: Annotated[
         str | None, Option(help="Train only on jobs that had ended before this time. Default: on all.")
     ] = None,
-    dask: Annotated[
-        str | None,
-        Option(
-            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask."
-        ),
-    ] = None,
     promote: Annotated[
         bool, Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
     ] = False,
@@ -202,7 +195,6 @@ def train(
             until=moment(until, timezone=history.timezone),
             seed=settings.model.seed,
             made_at=datetime.now(UTC),
-            dask=settings.model.dask if dask is None else dask,
             progress=progress,
         )
     outcome = model_registry.decide_by_hand(
