@@ -37,8 +37,8 @@ from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
 from helios.cli.options import AsJson, IfOversized, Oversized, Since, Until, moment
-from helios.cli.trace import Format, Timezone
 from helios.cli.output import print_error, print_notes, progress_bars, show, show_json
+from helios.cli.trace import Format, Timezone
 from helios.config import zone
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.ports import Progress, no_progress
