@@ -20,7 +20,7 @@ from helios.app.modes import current_modes, is_paused
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.predictions import UNTRUSTED
 from helios.choices import Domain
-from helios.config import Settings
+from helios.config import Settings, without_password
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
@@ -254,7 +254,8 @@ def _files_in(folder: Path) -> list[Path]:
 def _warehouse(settings: Settings) -> Iterator[PreflightFinding]:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.try_to_write()
-        yield _finding("warehouse", OK, f"can be written, schema {warehouse.revision()}")
+        shown = without_password(settings.database.url)
+        yield _finding("warehouse", OK, f"{shown} can be written, schema {warehouse.revision()}")
 
 
 def _history(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
@@ -405,7 +406,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
         level, message = FAIL, memory.protected
     elif memory.quarantined:
         level, message = WARN, f"quarantined, as they failed to wake: {', '.join(sorted(memory.quarantined))}"
-    yield _finding("nodes", level, message, "Repair the nodes, then: helios power clear")
+    yield _finding("nodes", level, message, "Repair the nodes, then: helios power --clear all")
 
 
 def _pause(settings: Settings, name: str) -> Iterator[PreflightFinding]:

@@ -249,7 +249,6 @@ def nightly(
     now: datetime,
     keep: int,
     dask: str = "",
-    dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
     """Train on what had ended by ``now`` and promote a better model.
@@ -268,8 +267,6 @@ def nightly(
         Newest models that are kept; those promoted now and before are kept whatever their age.
     dask : str
         Scheduler on whose workers the trees are grown. Empty for this machine.
-    dry_run : bool
-        Write nothing.
 
     Returns
     -------
@@ -298,8 +295,6 @@ def nightly(
             line, drifted = found.line(), found.has_drifted
         except HeliosError as reason:
             line = f"not measured: {reason.message}"
-        if dry_run:
-            return replace(outcome, written=False), line
         warehouse.add_model(record)
         _write(warehouse, history.cluster, outcome, by=NIGHTLY, now=now)
         warehouse.remember(history.cluster, DRIFT, line, at=now)

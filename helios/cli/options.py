@@ -75,6 +75,8 @@ Report = Annotated[
     Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
 ]
 
+Out = Annotated[Path, Option("--out", help="Folder for everything that is written; made if missing.")]
+
 # Options of every command that makes a replay.
 Nodes = Annotated[
     str | None,

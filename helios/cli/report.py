@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -274,35 +274,6 @@ def shadow(
     if most and len(found.moved):
         print_lines([""])
         show_table(moved_table(found, most=most), Form())
-
-
-@_command("nightly", "nightly --day yesterday && sendmail -t < FILE.eml")
-def nightly(
-    cluster: Cluster = None,
-    day: Day = "yesterday",
-    folder: Annotated[Path | None, Option(help="Folder to write to. Default: setting report.folder.")] = None,
-    recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
-    json: AsJson = False,
-) -> None:
-    """Write the report of a day as HTML page and mail.
-
-    The mail holds the text, with the page attached, and is ready for sendmail -t.
-    """
-    from helios.app.nightly import nightly_pages  # noqa: PLC0415 - drawing takes a second to import
-
-    settings = configuration().settings
-    report = nightly_pages(
-        settings,
-        select_cluster(cluster),
-        day,
-        folder or Path(settings.report.folder),
-        now=datetime.now(UTC),
-        recipient=recipient,
-    )
-    if json:
-        show_json(asdict(report))
-        return
-    print_lines([report.subject, *(str(path) for path in (report.page, report.mail))])
 
 
 def _draw(found: EnergyLedger, path: Path) -> None:

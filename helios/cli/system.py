@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -22,7 +22,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, select_cluster
+from helios.cli.options import AsJson, Cluster, Out, configuration, select_cluster
 from helios.cli.output import (
     print_message,
     print_notes,
@@ -258,30 +258,26 @@ def daemon_(
 
 
 def try_(
-    folder: Annotated[Path, Option(help="Folder for everything that is written.")] = Path("helios-try"),
-    profile: Annotated[
-        Literal["venus", "earth", "saturn", "uranus"],
-        Option(help="Cluster whose published figures the month resembles."),
-    ] = "venus",
+    out: Out = Path("helios-try"),
     days: Annotated[int, Option(min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, Option(min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.
 
-    It generates the jobs, trains a model, replays the queue and writes a report. Nothing outside the folder is touched.
+    It generates jobs that resemble the published figures of Venus, a cluster of SenseTime, trains a model, replays the
+    queue and writes a report. Nothing outside the folder is touched.
 
-    Example: helios try --days 10 --folder /tmp/helios-try
+    Example: helios try --days 10 --out /tmp/helios-try
     """
     from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
     from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
     from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
-        trial = run_demo(folder, profile=profile, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress)
+        trial = run_demo(out, days=days, made_at=datetime.now(UTC), progress=progress)
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
-    page = (folder / "report.html").resolve()
+    page = (out / "report.html").resolve()
     result, evaluation = trial.result, trial.evaluation.to_json()
     write_page(page, render_whatif(result, description=trial.description, evaluation=evaluation, next_steps=NEXT_STEPS))
     if as_json:

@@ -30,7 +30,7 @@ def loaded_by_running(*lines: str, of: tuple[str, ...], folder: Path | None = No
 
 
 def test_what_neither_predicts_nor_draws_does_not_wait_for_it() -> None:
-    commands = ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"]
+    commands = ["pause", "resume", "mode", "doctor", "report", "trace", "config"]
     lines = "from helios.cli.main import import_command", f"for name in {commands}: import_command(name)"
     assert loaded_by("\n".join(lines), of=HEAVY) == []
 
