@@ -81,5 +81,5 @@ def run_demo(folder: Path, *, days: int, made_at: datetime, progress: Progress =
     return Demo(
         description=describe(history.jobs, cluster=PROFILE, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TRAINING_SHARE, seed=SEED, progress=progress),
-        result=replace(result, check=check_order(history, request, progress=progress)),
+        result=replace(result, verdict=check_order(history, request, progress=progress)),
     )

@@ -76,7 +76,8 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
         ]
-    return [*found, *(finding for check in checks for finding in _run_check(check))]
+    found += [finding for check in checks for finding in _run_check(check)]
+    return [*dict.fromkeys(found)]  # what several checks fail at is said once
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -252,10 +253,13 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _warehouse(settings: Settings) -> Iterator[PreflightFinding]:
-    with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.try_to_write()
-        shown = without_password(settings.database.url)
-        yield _finding("warehouse", OK, f"{shown} can be written, schema {warehouse.revision()}")
+    shown = without_password(settings.database.url)
+    try:
+        with Warehouse.open(settings.database.url) as warehouse:
+            warehouse.try_to_write()
+            yield _finding("warehouse", OK, f"{shown} can be written, schema {warehouse.revision()}")
+    except HeliosError as reason:
+        yield _finding("warehouse", FAIL, f"{shown}: {reason.message}", reason.hint)
 
 
 def _history(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:

@@ -1,4 +1,4 @@
-"""Commands ``helios energy``, about putting idle nodes to sleep."""
+"""Command ``helios whatif energy``, about putting idle nodes to sleep."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from helios.cli.options import (
     configuration,
     described,
     expand,
+    refuse_misplaced,
 )
 from helios.cli.output import print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
-
-commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle nodes to sleep would save.")
-
 
 MoreFiles = Annotated[
     list[Path] | None, Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
@@ -38,17 +36,10 @@ Series = Annotated[
 Total = Annotated[float | None, Option("--total", min=0, help="Nodes in service, if the series does not say.")]
 
 
-@commands.callback()
-def _energy_group() -> None:
-    pass  # so that whatif stays a verb behind the noun while it is the only one
-
-
-@commands.command(
-    "whatif", epilog="Example: helios energy whatif --series nodes.csv.gz --from 2017-11 --to 2017-11 --json"
-)
 @expand
-def whatif(
+def energy(
     *,
+    context: typer.Context,
     more: MoreFiles = None,
     series: Series = None,
     total: Total = None,
@@ -60,23 +51,6 @@ def whatif(
     ] = "random",
     since: Since = None,
     until: Until = None,
-    price: Annotated[
-        float | None,
-        Option(
-            min=0,
-            help="Price of a kWh, in energy.currency. Default: setting energy.price_per_kwh where it is set, else "
-            "no money is shown.",
-        ),
-    ] = None,
-    co2: Annotated[
-        float | None,
-        Option(
-            "--co2",
-            min=0,
-            help="Carbon dioxide of a kWh, g. Default: setting energy.co2_g_per_kwh where it is set, else "
-            "none is shown.",
-        ),
-    ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,6 +64,7 @@ def whatif(
     would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
+    refuse_misplaced(context, write="helios whatif energy --cluster NAME")
     files, size = [*(series or []), *(more or [])], None
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
@@ -98,11 +73,7 @@ def whatif(
         )
     configured = configuration()
     settings = configured.settings
-    given = {name: value for name, value in (("price_per_kwh", price), ("co2_g_per_kwh", co2)) if value is not None}
-    known = {
-        name: name in given or f"energy.{name}" in configured.origins for name in ("price_per_kwh", "co2_g_per_kwh")
-    }
-    settings = settings.model_copy(update={"energy": settings.energy.model_copy(update=given)})
+    known = {name: f"energy.{name}" in configured.origins for name in ("price_per_kwh", "co2_g_per_kwh")}
     from helios.app.demand_history import read_files  # noqa: PLC0415 - they take LightGBM and numba
     from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - as above
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - as above

@@ -63,8 +63,6 @@ GROUPS = {
             "cli.whatif:commands",
             "Replay a cluster's jobs under other queue policies, and compare the waits.",
         ),
-        "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
-        "energy": ("cli.energy:commands", "Estimate what putting idle nodes to sleep would save."),
     },
     "Models of run times": {
         "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),

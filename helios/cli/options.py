@@ -122,9 +122,6 @@ Draws = Annotated[
         "0: no verdict.",
     ),
 ]
-PredictAgain = Annotated[
-    str | None, Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never.")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,26 +223,18 @@ class Machine:
 class ReplayOptions:
     """Options that say how jobs are replayed."""
 
-    predict_again: PredictAgain = None
     resource: OfResource = None
     oversized: IfOversized = Oversized.FAIL
 
     def as_arguments(self) -> list[str]:
         """Return the options that were given."""
         oversized = "skip" if self.oversized is Oversized.SKIP else None
-        given = (("--resource", self.resource), ("--oversized", oversized), ("--predict-again", self.predict_again))
-        return _given_options(*given)
+        return _given_options(("--resource", self.resource), ("--oversized", oversized))
 
     def request_fields(self, settings: Settings) -> dict[str, Any]:
         """Return resource, jobs and seed as a what-if request names them."""
         skip = self.oversized is Oversized.SKIP
         return {"resource": self.resource, "skip_oversized": skip, "seed": settings.model.seed}
-
-    def predict_again_s(self) -> int | None:
-        """Return how often waiting jobs are predicted again, s."""
-        from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - numba; most commands replay nothing
-
-        return None if self.predict_again is None else repredict_interval_s(self.predict_again) or 0
 
 
 def described(

@@ -14,7 +14,6 @@ from helios.cli.options import (
     AsJson,
     HistoryOptions,
     Machine,
-    OfResource,
     Report,
     Since,
     Until,
@@ -45,7 +44,6 @@ def study_(
     audience: Annotated[
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
-    resource: OfResource = None,
     report: Report = None,
     out: Annotated[
         Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
@@ -63,9 +61,9 @@ def study_(
     """
     if context.invoked_subcommand is not None:
         return
+    from helios.study.proposals import Source  # noqa: PLC0415 - as above
     from helios.study.study import (  # noqa: PLC0415 - see cli.replays
         NodeRecords,
-        command_source,
         load_study,
         store_study,
         study,
@@ -89,7 +87,6 @@ def study_(
             settings=settings,
             window=window,
             machine=machine,
-            resource=resource,
             partitions=partition or (),
         )
         if machine.nodes is not None:
@@ -104,9 +101,9 @@ def study_(
             since=bounds[0],
             until=bounds[1],
             partitions=partition or (),
-            resource=resource or size,
+            resource=size,
             records=records,
-            source=command_source(source.trace, cluster=source.cluster),
+            source=Source(trace=source.trace, machine=machine.as_arguments(), partitions=partition or ()),
             progress=progress,
         )
     print_notes(found.notes)

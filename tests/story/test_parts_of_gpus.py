@@ -190,14 +190,14 @@ def test_a_study_counts_parts_of_gpus_as_used(helios: Helios, days: Path) -> Non
 
 
 def test_a_model_is_judged_by_replays_in_parts_of_gpus(helios: Helios, days: Path) -> None:
-    until = ("--train-until", "2020-01-04")
+    until = ("--from", "2020-01-04")
     value = helios("model", "evaluate", "--trace", days, *until, *NODE, "--json").json["value"]
     assert value["replays"]["fifo"]["mean_wait_s"] == 4 * (HOUR_S / 2) / 12
 
 
 def test_energy_is_of_the_parts_of_gpus_in_use(helios: Helios, days: Path) -> None:
     window = ("--from", "2020-01-05", "--to", "2020-01-05")
-    policies = helios("energy", "whatif", "--trace", days, *NODE, *window, "--json").json["policies"]
+    policies = helios("whatif", "energy", "--trace", days, *NODE, *window, "--json").json["policies"]
     always_on = next(row for row in policies if row["policy"] == "always_on")
     # From midnight to the last submission: 800 W for the node and 250 W for each of 1.5 GPUs, with cooling.
     assert always_on["energy_kwh"] == pytest.approx(23 * (0.8 + 1.5 * 0.25) * 1.3, rel=0.001)

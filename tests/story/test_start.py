@@ -41,8 +41,8 @@ def test_help_and_version_enter_no_room() -> None:
 
 def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path) -> None:
     typed = (
-        "config show",
-        "config check --help",
+        "config --help",
+        "config --example",
         "why --help",
         "status --help",
         "whatif --help",
