@@ -124,7 +124,9 @@ def nightly_pages(
     UsageError
         The folder cannot be written.
     """
-    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as context:
+    with open_context(
+        ReportQuery(url=settings.database.url, slurm=settings.slurm, cluster=cluster, now=now)
+    ) as context:
         begin, end = context.day(day)
         changes = import_module(STUDY).weekly_changes(
             context.warehouse, context.cluster, timezone=context.timezone, end=end

@@ -55,9 +55,12 @@ COMMANDS = {
     "energy": ("cli.energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("cli.control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
     "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
-    "notify": ("cli.system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
+    "notify": ("cli.system:notify_", "Show what people were told by mail and webhook, or send a test."),
     "pool": ("training.commands:commands", "Run many training trials in one allocation."),
-    "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
+    "hook": (
+        "cli.hook:hook_",
+        "Show, publish or remove the table that the priority hook, job_submit.lua, looks jobs up in.",
+    ),
 }
 
 WING_COMMANDS = {

@@ -213,7 +213,7 @@ def rejects(
     as_json: AsJson = False,
 ) -> None:
     """Show invalid rows of loaded files, with file, line and reason."""
-    from helios.app.history import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
+    from helios.app.clusters import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
     from helios.report.tables import rejects_table  # noqa: PLC0415 - as above
     from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
