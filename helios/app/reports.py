@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, is_live, last_weeks
 from helios.app.energy.ledger import energy_ledger
 from helios.config import Energy, SlurmSettings
+from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS, size_class
 from helios.report.admin.decisions import (
@@ -32,7 +33,7 @@ from helios.report.admin.decisions import (
     service_days,
 )
 from helios.report.admin.predictions import prediction_accuracy
-from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
@@ -70,7 +71,7 @@ class ReportQuery:
     cluster : str, optional
         None for the only one in the warehouse.
     start, end : str, optional
-        As sacct's ``-S`` and ``-E``. Defaults are ``length`` before the end, and ``now``.
+        As :mod:`helios.dates` reads them. Defaults are ``length`` before the end, and ``now``.
     length : timedelta
         Length of a live cluster's window without a start.
     users, accounts, partitions : collections of str
@@ -111,9 +112,9 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
         live = is_live(warehouse, name, slurm=query.slurm, now=query.now)
         weeks = None if live else last_weeks(warehouse, name)
         now = query.now if weeks is None else weeks[1]
-        until = parse_moment(query.end or "now", now=now, timezone=timezone)
+        until = parse_date(query.end or "now", now=now, timezone=timezone, is_end=True)
         if query.start is not None:
-            since = parse_moment(query.start, now=now, timezone=timezone)
+            since = parse_date(query.start, now=now, timezone=timezone)
         elif weeks is None:
             since = until - query.length
         else:
@@ -211,7 +212,7 @@ class ReportContext:
         Today ends now, because the waits until midnight are not known yet.
         """
         now = self.query.now
-        begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        begin, end = local_day(parse_date(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if self.live and begin < now else end
 
     def shadow(

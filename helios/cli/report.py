@@ -23,12 +23,15 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     Report,
+    Since,
+    Until,
+    WindowOptions,
     configuration,
     expand,
-    moment,
     select_cluster,
 )
 from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_page
+from helios.dates import FORMS
 from helios.errors import UsageError
 
 if TYPE_CHECKING:  # pandas, which no help needs
@@ -36,7 +39,9 @@ if TYPE_CHECKING:  # pandas, which no help needs
     from helios.report.admin.sacct_format import Field, ReportTable
 
 commands = typer.Typer(
-    no_args_is_help=True, help="Report waits, usage, prediction errors and decisions, with options as in sacct."
+    no_args_is_help=True,
+    help="Report waits, usage, prediction errors and decisions, with options as in sacct.\n\n"
+    "By default the window is the last week. Of a history without a live Slurm it is its last four weeks.",
 )
 EVERYBODY = "all"
 """Name that stands for all users."""
@@ -46,10 +51,11 @@ MOST_MOVED = 10
 """Jobs that a shadow would have moved that are printed; --json has all."""
 
 
-Start = Annotated[
-    str | None, Option("-S", "--from", help="Begin of the window. Default: a week before the end, of a history four.")
+Start = Annotated[str | None, Option("-S", "--from", metavar="DATE", help=f"Begin of the window: {FORMS}.")]
+End = Annotated[
+    str | None,
+    Option("-E", "--to", metavar="DATE", help="End of the window, as --from. A day or a month is included."),
 ]
-End = Annotated[str | None, Option("-E", "--to", help="End of the window. Default: now, of a history its end.")]
 Nodes = Annotated[
     str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
 ]
@@ -315,12 +321,8 @@ def print_lines(lines: Iterable[str]) -> None:
 def advise_(
     *,
     source: HistoryOptions,
-    since: Annotated[
-        str | None, Option("--from", help="Begin of the window. Default: four weeks before its end.")
-    ] = None,
-    until: Annotated[
-        str | None, Option("--to", help="End of the window. Default: now, of a history its last job.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     user: Annotated[
         list[str] | None,
         Option(
@@ -338,8 +340,8 @@ def advise_(
     """Say which requests of your jobs do not fit what they need.
 
     Time limits far too long or too short, memory, CPUs and GPUs that were never used, and repeated small jobs that may
-    share a GPU. Each advice names the jobs, the hours and the interval that it rests on. Of few alike jobs nothing is
-    said.
+    share a GPU. By default of the last four weeks. Each advice names the jobs, the hours and the interval that it rests
+    on. Of few alike jobs nothing is said.
 
     Example: helios advise --user alice --from 2026-11-01
     """
@@ -353,10 +355,10 @@ def advise_(
     with progress_bars() as progress:
         if source.trace is not None:
             loaded = source.read(progress)
-            bounds = [moment(text, timezone=loaded.timezone) for text in (since, until)]
-            found = advise.advise_on(loaded, since=bounds[0], until=bounds[1], users=users, used=used)
+            last = None if loaded.jobs.empty else loaded.jobs["submitted_at"].max().to_pydatetime()
+            begin, end = WindowOptions(since=since, until=until).bounds(loaded.timezone, last)
+            found = advise.advise_on(loaded, since=begin, until=end, users=users, used=used)
         else:
-            source.refuse_file_options()
             ask = ReportQuery(
                 url=settings.database.url,
                 slurm=settings.slurm,
