@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
 from helios.app.controllers import JobController, NodeController
-from helios.app.history import LoadedHistory, choose_cluster
+from helios.app.history import LoadedHistory
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
-from helios.errors import HeliosError, NoSuchCluster, NotEnoughHistory, UsageError
+from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, NotEnoughHistory, UsageError
 from helios.model import (
     APPLIED_CHANGES,
     APPLIED_NODE_CHANGES,
@@ -273,28 +274,45 @@ def split_federated(url: str, job_id: str) -> tuple[str, str | None]:
     return (name, cluster) if known else (job_id, None)
 
 
-def explain_recorded(settings: Settings, job_id: str, *, cluster: str | None, problem: HeliosError) -> JobExplanation:
-    """Return what is known of a job without the live cluster.
+def explain_job(
+    settings: Settings, job_id: str, *, cluster: str | None, cycles: Callable[[], JobController], now: datetime
+) -> JobExplanation:
+    """Return what the live cluster, or else the history, knows of a job.
+
+    Parameters
+    ----------
+    cycles : callable
+        Opens the live cluster.
 
     Raises
     ------
     JobUnknown
-        The history of the cluster that was named does not know the job.
+        Neither knows the job.
     HeliosError
-        The problem itself, where none was named.
+        The live cluster cannot be read, and no history that was named knows the job.
     """
-    url = settings.database.url
-    if not Warehouse.exists(url):
-        raise problem
+    url, problem = settings.database.url, None
+    name = history_alone(settings, cluster, now=now)
+    if name is None:
+        try:
+            return explain(cycles(), job_id)
+        except HeliosError as reason:
+            # ConfigurationInvalid: another cluster than the live one is named.
+            if not Warehouse.exists(url) or (
+                isinstance(reason, UsageError) and not isinstance(reason, ConfigurationInvalid)
+            ):
+                raise
+            problem = reason
     try:
         with Warehouse.open(url) as warehouse:
-            name = str(choose_cluster(warehouse, cluster or settings.database.cluster or None)["name"])
-        found = explain_past(url, name, job_id, now=datetime.now(UTC))
+            name = name or str(choose_cluster(warehouse, cluster or settings.database.cluster or None)["name"])
+        found = explain_past(url, name, job_id, now=now)
     except UsageError as unknown:
-        if cluster:
+        if problem is None or cluster:
             raise
         raise problem from unknown
-    return replace(found, remarks=(*found.remarks, f"This is from the history alone: {problem.message}"))
+    remark = f"{name} is {NOT_LIVE}." if problem is None else f"This is from the history alone: {problem.message}"
+    return replace(found, remarks=(*found.remarks, remark))
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:

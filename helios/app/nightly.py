@@ -14,8 +14,9 @@ from zoneinfo import ZoneInfo
 
 import pandas as pd
 
+from helios.app.clusters import choose_cluster
 from helios.app.controller_state import NIGHTLY_LEVELS
-from helios.app.history import choose_cluster, load_history
+from helios.app.history import load_history
 from helios.app.model_drift import DRIFTED
 from helios.app.model_registry import nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
@@ -165,7 +166,9 @@ def nightly_pages(settings: Settings, cluster: str | None, day: str, folder: Pat
     UsageError
         The folder cannot be written.
     """
-    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as context:
+    with open_context(
+        ReportQuery(url=settings.database.url, slurm=settings.slurm, cluster=cluster, now=now)
+    ) as context:
         begin, end = context.day(day)
         changes = import_module(STUDY).weekly_changes(
             context.warehouse, context.cluster, timezone=context.timezone, end=end

@@ -518,7 +518,7 @@ def _find_name(look_up: Callable[[], str], *, problems: list[str]) -> str | None
 
 def _cluster_name(url: str, cluster: str | None) -> str:
     """Return the given, default or only cluster."""
-    from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
+    from helios.app.clusters import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:
         return cluster

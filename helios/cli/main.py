@@ -87,11 +87,11 @@ GROUPS = {
             "cli.control:power_commands",
             "Show how many nodes are busy, idle and asleep, or clear a failed wake.",
         ),
-        "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
-        "notify": (
-            "cli.system:notify_commands",
-            "Show what people were told by mail and webhook, and send a test.",
+        "hook": (
+            "cli.hook:hook_",
+            "Show, publish or remove the table that the priority hook, job_submit.lua, looks jobs up in.",
         ),
+        "notify": ("cli.system:notify_", "Show what people were told by mail and webhook, or send a test."),
         "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
     },
     "Training": {

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from helios.app import model_drift, model_registry
-from helios.app.history import choose_cluster
+from helios.app.clusters import choose_cluster
 from helios.app.model_registry import judge, learn
 from helios.cli.options import (
     AsJson,

@@ -33,7 +33,7 @@ from helios.cli.output import (
     width,
     write_page,
 )
-from helios.errors import ConfigurationInvalid, HeliosError, UsageError
+from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show in five lines what Helios does.
 
     They are on the daemon, the services, the last cycle, the history and the model. Slurm is not asked, so that it
-    answers at once. For hints and for the cluster itself, see helios doctor.
+    answers at once. Of a history without a live Slurm they are on the history and the model. For hints and for the
+    cluster itself, see helios doctor.
 
     Example: helios status
     """
-    from helios.app.doctor import status  # noqa: PLC0415 - as in doctor
+    from helios.app.status import status  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
     found = status(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     lines = [f"{it.check:<9} {' '.join(it.message.split())}" for it in found]
@@ -197,24 +198,14 @@ def why_(
             return
         if answer:
             print_notes([f"{answer}; so it is worked out here, which takes longer"])
+    from helios.app.explain import explain_job, explain_node  # noqa: PLC0415 - as above
     from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
     operations = Operations(settings, cluster=cluster)
     if job[:1].isdigit():
-        from helios.app.explain import explain, explain_recorded  # noqa: PLC0415 - as above
-
-        try:
-            found = explain(operations.cycles, job)
-        except UsageError as misuse:
-            if not isinstance(misuse, ConfigurationInvalid):  # raised where another cluster than the live one is named
-                raise
-            found = explain_recorded(settings, job, cluster=cluster, problem=misuse)
-        except HeliosError as problem:
-            found = explain_recorded(settings, job, cluster=cluster, problem=problem)
+        found = explain_job(settings, job, cluster=cluster, cycles=lambda: operations.cycles, now=datetime.now(UTC))
         print_result(found.to_json(), *found.parts(), as_json=as_json)
         return
-    from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
-
     node = explain_node(operations.node_cycles, job)
     print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
 
@@ -288,43 +279,37 @@ def try_(
     print_message("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
 
 
-notify_commands = typer.Typer(
-    no_args_is_help=True, help="Show what people were told by mail and webhook, and send a test."
-)
+def notify_(
+    test: Annotated[
+        bool,
+        Option("--test", help="Send a test message by every mail and webhook; exit status 1 if one was not taken."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what people were told by mail and webhook, or send a test.
 
+    It lists the causes that last, since when, and by which channels they were told. A cause that is told by none is
+    told again and again until it is taken, or ends.
 
-@notify_commands.command("test", epilog="Example: helios notify test")
-def send_test_message(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Send a test message by every mail and webhook of the settings.
-
-    The exit status is 1 if one was not taken.
+    Example: helios notify --test
     """
-    from helios.app.notify import send_test  # noqa: PLC0415 - no other command here needs a mail server
-
-    found = send_test(configuration().settings, cluster=select_cluster(cluster) or "this machine")
-    print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
-    if set(found.values()) != {"sent"}:
-        raise typer.Exit(1)
-
-
-@notify_commands.command("list", epilog="Example: helios notify list --json")
-def list_causes(as_json: AsJson = False) -> None:
-    """List the causes that last, since when, and by which channels they were told.
-
-    A cause that is told by none is told again and again until it is taken, or ends.
-    """
-    from helios.app.notify import channels, read_causes  # noqa: PLC0415 - as above
+    from helios.app.notify import channels, read_causes, send_test  # noqa: PLC0415 - no other command needs mail
 
     settings = configuration().settings
+    if test:
+        found = send_test(settings, cluster=select_cluster(None) or "this machine")
+        print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
+        if set(found.values()) != {"sent"}:
+            raise typer.Exit(1)
+        return
     paths = sorted(Path(settings.control.state_folder).glob("notices-*.json"))
     causes = [{"cause": cause, **entry} for path in paths for cause, entry in read_causes(path).items()]
     table = Table("Since (UTC)", "Told by", "What", box=None, pad_edge=False)
     for entry in causes:
         table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
     names = ", ".join(channels(settings.notify)) or "none"
-    plain = {"channels": list(channels(settings.notify)), "causes": causes}
     print_result(
-        plain,
+        {"channels": list(channels(settings.notify)), "causes": causes},
         f"Channels: {names}.",
         *([table] if causes else ["Nothing lasts that was or is to be told."]),
         as_json=as_json,
@@ -339,52 +324,24 @@ def web_(
     listen: Annotated[
         str | None, Option(help="Address to listen on, HOST:PORT. Port 0: a free one. Default: setting web.listen.")
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        Option(
-            help="File with the token that readers need, of this user alone. Default: web.token_file, else a new one."
-        ),
-    ] = None,
-    host: Annotated[
-        list[str] | None,
-        Option(help="Further name under which browsers reach this server. Default: setting web.hosts."),
-    ] = None,
-    user_header: Annotated[
-        str | None,
-        Option(
-            help="Header in which a proxy names the user. Users see their own jobs alone. Default: setting "
-            "web.user_header."
-        ),
-    ] = None,
-    admin: Annotated[
-        list[str] | None, Option(help="User of --user-header who sees everything. Default: setting web.admins.")
-    ] = None,
     cluster: Cluster = None,
 ) -> None:
     """Serve a read-only web page of the queue, decisions, use and reports.
 
     It prints an address with a token; nobody without the token sees anything. Each page is JSON too, for
-    "Accept: application/json". Nothing is ever changed, and no other site is asked.
+    "Accept: application/json". Nothing is ever changed, and no other site is asked. Who may read what is said in the
+    section [web] of the settings.
 
     Example: helios web --listen 127.0.0.1:9850
     """
-    given = {
-        "listen": listen,
-        "token_file": token_file and str(token_file.absolute()),
-        "hosts": host and ",".join(host),
-        "user_header": user_header,
-        "admins": admin and ",".join(admin),
-    }
     settings = configuration().settings
-    changed = {name: value for name, value in given.items() if value is not None}
-    try:
-        web = type(settings.web).model_validate(settings.web.model_dump() | changed)
-    except ValidationError as reason:
-        first = reason.errors()[0]
-        option = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UsageError(
-            f"{option}: {first['msg'].removeprefix('Value error, ')}", hint="See helios web --help"
-        ) from reason
+    web = settings.web
+    if listen is not None:
+        try:
+            web = type(web).model_validate(web.model_dump() | {"listen": listen})
+        except ValidationError as reason:
+            problem = str(reason.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise UsageError(f"--listen: {problem}", hint="See helios web --help") from reason
     token = read_secret(Path(web.token_file)) if web.token_file else secrets.token_urlsafe(24)
     try:
         from helios.web.server import open_server  # noqa: PLC0415 - of the extra [web]

@@ -19,6 +19,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
+from helios.app.clusters import NOT_LIVE, last_weeks
 from helios.app.explain import ID_USED_BEFORE, explain_node, node_status
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
@@ -29,6 +30,7 @@ from helios.report.html import PageSection, TableCells
 from helios.report.stored_study import latest_study
 from helios.report.tables import counted
 from helios.units import as_count, count_in_words, duration, in_number, write_count
+from helios.warehouse import Warehouse
 from helios.web.site import Page, PageMissing, Reader, Route, Site
 
 QUEUE_ROWS = 200
@@ -45,7 +47,9 @@ CHOICE = (*WINDOW, "user", "account", "partition")
 
 
 def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
-    """Return the page of the queue as it is."""
+    """Return the page of the queue, or of a history without one."""
+    if history := site.history():
+        return _history_page(site, reader, history)
     live = site.live()
     if isinstance(live, str):
         lines = ["The queue cannot be read now.", live, "The pages of the history do not need it."]
@@ -85,6 +89,24 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
             **state,
             "queue": _records(rows, columns),
         },
+    )
+
+
+def _history_page(site: Site, reader: Reader, cluster: str) -> Page:
+    """Return the first page of a history without a live Slurm."""
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        known, weeks = warehouse.clusters(counts=True).set_index("name").loc[cluster], last_weeks(warehouse, cluster)
+    span = {"from": known["first_submitted_at"], "to": known["last_submitted_at"], "jobs": int(known["jobs"])}
+    lines = ["There is no Slurm here whose queue could be shown."]
+    if reader.is_admin and weeks is not None:  # of nobody else: the span is that of everybody's jobs
+        jobs, window = in_number(span["jobs"], "jobs"), " to ".join(f"{end:%Y-%m-%d %H:%M}" for end in weeks)
+        lines = [*lines, f"{jobs} are loaded. The other pages show the last weeks of the history, {window} UTC."]
+    values = {name: value.isoformat() if name != "jobs" else value for name, value in span.items()}
+    return Page(
+        title=cluster,
+        subtitle=f"This is {NOT_LIVE}.",
+        sections=[PageSection(sentences=lines)],
+        values={"cluster": cluster, "queue": [], "history": values if reader.is_admin else {}},
     )
 
 
@@ -153,6 +175,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     """Return the page of all nodes."""
+    site.refuse_history("Nodes are")
     found = node_status(site.operations.node_cycles)
     lines = [f"Helios is paused {found.paused}."] if found.paused else []
     lines += [f"{found.protected[:1].upper()}{found.protected[1:]}."] if found.protected else []
@@ -174,6 +197,7 @@ def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
 
 def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one node."""
+    site.refuse_history(f"Node {given['node']} is")
     found = explain_node(site.operations.node_cycles, given["node"])
     return Page(title=f"Node {found.node}", sections=[PageSection(sentences=found.facts)], values=found.to_json())
 
@@ -360,6 +384,9 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     ]
     return Page(
         title="Advice",
+        subtitle=""
+        if found.live
+        else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
         sections=sections,
         values=found.to_json(),
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),

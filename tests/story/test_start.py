@@ -65,7 +65,7 @@ def test_the_list_of_commands_says_of_each_what_it_says_of_itself(name: str) -> 
     assert first == COMMANDS[name][1]
 
 
-@pytest.mark.parametrize("command", [["why", "1"], ["status"], ["report", "users"]])
+@pytest.mark.parametrize("command", [["why", "1"], ["status"], ["report", "usage"]])
 def test_a_question_trains_and_draws_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
