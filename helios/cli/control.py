@@ -31,11 +31,20 @@ from helios.app.modes import (
 )
 from helios.app.operations import Operations
 from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, refuse_misplaced, select_cluster
+from helios.cli.options import (
+    DAY,
+    SLURM_CONF,
+    AsJson,
+    Cluster,
+    Partitions,
+    configuration,
+    refuse_misplaced,
+    select_cluster,
+    split_words,
+)
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.config import Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.dates import FORMS
 from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
 from helios.model import Mode
 from helios.services.registry import POOL_GROUP, InstalledService, domain_of, installed
@@ -153,9 +162,7 @@ def mode_(
         Argument(help="Name of a service. Without one, all are listed."),
     ] = None,
     mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
-    partition: Annotated[
-        list[str] | None, Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
-    ] = None,
+    partition: Partitions = None,
     percent: Annotated[
         int | None, Option(min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes.")
     ] = None,
@@ -172,8 +179,8 @@ def mode_(
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
-    settings = configuration().settings
-    if service is None and mode is None and not partition and percent is None:
+    settings, partitions = configuration().settings, split_words(partition)
+    if service is None and mode is None and not partitions and percent is None:
         _list_services(settings, cluster, as_json=as_json)
         return
     services = configured_services(settings)
@@ -185,7 +192,7 @@ def mode_(
                 hint=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
         if mode is Mode.CANARY:
-            print_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
+            print_notes(refuse_unknown_partitions(settings.slurm, name, partitions))
         if mode in {Mode.CANARY, Mode.ACTIVE}:
             from helios.app.gain_check import refuse_without_gain  # noqa: PLC0415 - replays the history, which takes numba
 
@@ -196,7 +203,7 @@ def mode_(
             name,
             service,
             mode,
-            partitions=tuple(partition or ()),
+            partitions=tuple(partitions),
             percent=percent,
             by=getpass.getuser(),
             reason=reason,
@@ -373,15 +380,13 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 def nightly_(
     cluster: Cluster = None,
     show_it: Annotated[bool, Option("--show", help="Run nothing: print the report of an earlier night.")] = False,
-    day: Annotated[
-        str | None, Option("--day", metavar="DATE", help=f"Day of the report: {FORMS}. Default: the newest report.")
-    ] = None,
+    day: Annotated[str | None, Option("--day", metavar="DATE", help=DAY)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the nightly analysis once, for example from cron, or show what it found.
 
     It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
-    nightly report as a page and a mail. It changes no job.
+    nightly report as a page and a mail. It changes no job. With --show, the newest report is printed, or that of --day.
 
     Example crontab line: 30 2 * * * helios nightly
     """
@@ -581,16 +586,14 @@ def _clear(cycles: Any, node: str, *, as_json: bool) -> None:
 @power_commands.command("weights", epilog="Example: helios power weights --slurm-conf /etc/slurm/slurm.conf")
 def weights(
     context: typer.Context,
-    slurm_conf: Annotated[
-        Path | None, Option(help="File with slurm.conf. Default: that of the running cluster, as scontrol names it.")
-    ] = None,
+    slurm_conf: Annotated[Path | None, Option(help=SLURM_CONF)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print node weights for slurm.conf that fill nodes in blocks of eight.
 
     Slurm fills the lowest weight first, so that the other nodes become empty and can sleep. Nodes of one kind get a
     series of weights, in which those of one partition and rack follow each other. Weights that you have set keep
-    their order. Nothing is written.
+    their order. Without --slurm-conf it reads the file that scontrol names. Nothing is written.
     """
     refuse_misplaced(context, write="helios power weights --slurm-conf FILE")
     plan = plan_node_weights(configuration().settings, slurm_conf)

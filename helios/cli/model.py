@@ -13,11 +13,13 @@ from helios.app import model_drift, model_registry
 from helios.app.clusters import choose_cluster
 from helios.app.model_registry import judge, learn
 from helios.cli.options import (
+    MODEL,
     AsJson,
     Cluster,
     Draws,
     HistoryOptions,
     Machine,
+    Model,
     Since,
     Until,
     WindowOptions,
@@ -90,14 +92,14 @@ def promote_(
 @commands.command("drift", epilog="Example: helios model drift --to now-7days")
 def drift_(
     cluster: Cluster = None,
-    model_id: Annotated[str | None, Option("--model", help="Id of a model. Default: the promoted one.")] = None,
+    model_id: Model = None,
     until: Until = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether jobs and errors have changed since training.
 
     The last days (setting model.judged_days) are compared with those of the training. Errors are shown week by week,
-    beside those of shrinkage (averages over similar past jobs).
+    beside those of shrinkage (averages over similar past jobs). Without --model it is about the promoted one.
     """
     url, name = _site(cluster)
     with progress_bars() as progress:
@@ -174,7 +176,7 @@ def evaluate(
     source: HistoryOptions,
     models: Annotated[
         list[str] | None,
-        Option("--model", help="Compare this stored model with another one. Give it twice. Nothing is replayed."),
+        Option("--model", help=MODEL),
     ] = None,
     since: Since = None,
     test_fraction: Annotated[
@@ -198,7 +200,7 @@ def evaluate(
     FIFO, and the order by true run times, all with EASY backfill, on the nodes of --nodes, else on those of the record.
     Where these are only what jobs held at once, hardly any job waits.
 
-    With --model twice, two stored models are compared on jobs that neither was trained on.
+    With --model twice, two stored models are compared on jobs that neither was trained on, and nothing is replayed.
     """
     if models:
         _compare(models, source, as_json=as_json)

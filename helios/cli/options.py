@@ -75,7 +75,24 @@ Report = Annotated[
     Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
 ]
 
-Out = Annotated[Path, Option("--out", help="Folder for everything that is written; made if missing.")]
+OUT = "Folder for what is written; made if missing."
+Out = Annotated[Path, Option("--out", help=OUT)]
+Partitions = Annotated[
+    list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
+]
+Users = Annotated[list[str] | None, Option("-u", "--user", help="Only these users, separated by commas.")]
+MODEL = "Id of a model, as helios model list names it."
+Model = Annotated[str | None, Option("--model", help=MODEL)]
+Gain = Annotated[
+    str | None,
+    Option(
+        "--gain",
+        help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
+        "Default: 1.0,1.87.",
+    ),
+]
+DAY, BY = "Day, such as 2026-09-01, today or yesterday.", "What a row of the report is of."
+SLURM_CONF, ACTING = "File with slurm.conf.", "Also replay with this service acting, as it does live. Repeatable."
 
 # Options of every command that makes a replay.
 Nodes = Annotated[
@@ -326,6 +343,11 @@ def select_cluster(option: str | None) -> str | None:
 def _print_warnings(notes: tuple[str, ...]) -> None:
     for note in notes:
         print_message(f"warning: {note}")
+
+
+def split_words(texts: list[str] | None) -> list[str]:
+    """Return the words of an option that takes several by commas."""
+    return [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
 
 
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:

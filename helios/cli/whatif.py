@@ -12,6 +12,8 @@ from typer import Argument, Option
 from helios.choices import Backfill, Policy, RunTimes
 from helios.cli.energy import energy
 from helios.cli.options import (
+    ACTING,
+    SLURM_CONF,
     AsJson,
     Draws,
     HistoryOptions,
@@ -54,7 +56,7 @@ def whatif_(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, with the guards that act live. If repeated, together."),
+        Option(help=ACTING),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -174,7 +176,7 @@ def explain_in_replay(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    slurm_conf: Annotated[Path, Option(help=SLURM_CONF)],
     qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
@@ -198,7 +200,7 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, as it is configured. May be repeated."),
+        Option(help=ACTING),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,
