@@ -40,14 +40,14 @@ NodeName=n[1-60] CPUs=64 Gres=gpu:8
 """
 STEPS = {
     "Replays of queue orders": ["whatif", *FEW, *MACHINE, "--oversized", "skip", "--draws", "2"],
-    "Replays of one job": ["whatif", "explain", "{job}", *FEW, *MACHINE, "--oversized", "skip"],
+    "Replays of one job": ["why", "{job}", *FEW, *MACHINE, "--policy", "fifo"],
     "Replays with services": [
         *("whatif", "--service", "qssf", "--service", "soft_limits", "--draws", "0"),
         *(*FEW, *MACHINE, "--oversized", "skip"),
     ],
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
     "Predictions": ["model", "evaluate", *FEW],
-    "Explanations": ["model", "explain", "{job}", *FEW],
+    "Explanations": ["why", "{job}", *FEW, "--prediction"],
     "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
     "Nodes that sleep": ["whatif", "energy", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],

@@ -33,7 +33,7 @@ COMMANDS = {
     "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
     "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
     "status": ("cli.system:status_", "Show in five lines what Helios does."),
-    "why": ("cli.system:why_", "Say why a job waits, and what Helios did to it."),
+    "why": ("cli.system:why_", "Say why a job waits or waited, and what Helios did to it."),
     "advise": ("cli.report:advise_", "Say which requests of your jobs do not fit what they need."),
     "cycle": ("cli.control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("cli.control:mode_", "Show or set the mode, which limits what a service may change."),
