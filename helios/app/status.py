@@ -60,7 +60,8 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
 def _span(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """Report the span of a history, and the window that questions take."""
     with Warehouse.open(settings.database.url) as warehouse:
-        known, weeks = warehouse.clusters(counts=True).set_index("name").loc[name], last_weeks(warehouse, name)
+        known = warehouse.clusters(counts=True).set_index("name").to_dict("index")[name]
+        weeks = last_weeks(warehouse, name)
     first, last = (f"{known[f'{end}_submitted_at']:%Y-%m-%d %H:%M}" for end in ("first", "last"))
     message = f"{known['jobs']:,} jobs submitted {first} to {last} UTC"
     if weeks is not None:

@@ -43,7 +43,7 @@ GROUPS = {
     },
     "Questions about your cluster": {
         "status": ("cli.system:status_", "Show in five lines what Helios does."),
-        "why": ("cli.system:why_", "Say why a job waits, and what Helios did to it."),
+        "why": ("cli.system:why_", "Say why a job waits or waited, and what Helios did to it."),
         "advise": ("cli.report:advise_", "Say which requests of your jobs do not fit what they need."),
         "report": (
             "cli.report:commands",

@@ -268,39 +268,3 @@ def _compare(models: list[str], source: HistoryOptions, *, as_json: bool) -> Non
         )
     found = comparison.to_json()
     print_result(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
-
-
-@commands.command("explain", epilog="Example: helios model explain 12345")
-@expand
-def explain_(
-    *,
-    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array.")],
-    source: HistoryOptions,
-    model_id: Annotated[
-        str | None, Option("--model", help="Id of a model. Default: the newest trained before the job was submitted.")
-    ] = None,
-    restart: Annotated[
-        int | None, Option(min=0, help="Which run of a requeued job, counted from 0. Default: the last.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Explain a job's predicted run time step by step.
-
-    Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
-    that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
-    """
-    from helios.app.explain import explain_prediction, newly_trained_model, stored_model  # noqa: PLC0415 - only this command needs it
-    from helios.app.operations import live_snapshot_reader  # noqa: PLC0415 - as above
-    from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
-
-    settings = configuration().settings
-    with progress_bars() as progress:
-        history = source.read(progress)
-        if source.trace is not None and model_id is None:
-            choose = newly_trained_model(history, seed=settings.model.seed, progress=progress)
-        else:
-            choose = stored_model(history, url=settings.database.url, model_id=model_id)
-        read_snapshot = None if source.trace is not None else live_snapshot_reader(settings, history.cluster)
-        found = explain_prediction(history, job, choose=choose, read_snapshot=read_snapshot, restart=restart)
-    print_notes(history.notes)
-    print_result(found.to_json(), explanation_screen(found), as_json=as_json)

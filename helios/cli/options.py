@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from typer import Option
 
+from helios.choices import Policy
 from helios.cli.output import print_message
 from helios.config import LoadedSettings, Settings, load_configuration, zone
 from helios.dates import FORMS, parse_date
@@ -92,6 +93,7 @@ Gain = Annotated[
     ),
 ]
 DAY, BY = "Day, such as 2026-09-01, today or yesterday.", "What a row of the report is of."
+POLICY = f"Queue order to replay with EASY backfill: {', '.join(Policy)}."
 SLURM_CONF, ACTING = "File with slurm.conf.", "Also replay with this service acting, as it does live. Repeatable."
 
 # Options of every command that makes a replay.
@@ -172,15 +174,6 @@ class HistoryOptions:
         progress("Reading the warehouse", 1.0)
         return history
 
-    def as_arguments(self, history: LoadedHistory) -> list[str]:
-        """Return options that select the same history.
-
-        They work in any folder, and whatever other clusters are loaded.
-        """
-        if self.trace is None:
-            return ["--cluster", history.cluster]
-        return _given_options(("--trace", self.trace.resolve()), ("--cluster", self.cluster))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
@@ -189,10 +182,6 @@ class WindowOptions:
     since: Since = None
     until: Until = None
     warm_up: WarmUp = None
-
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        return _given_options(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
 
     def bounds(self, timezone: str, now: datetime | None) -> tuple[datetime | None, datetime | None]:
         """Return begin and end on a clock, each None where not given."""
@@ -242,11 +231,6 @@ class ReplayOptions:
 
     resource: OfResource = None
     oversized: IfOversized = Oversized.FAIL
-
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        oversized = "skip" if self.oversized is Oversized.SKIP else None
-        return _given_options(("--resource", self.resource), ("--oversized", oversized))
 
     def request_fields(self, settings: Settings) -> dict[str, Any]:
         """Return resource, jobs and seed as a what-if request names them."""

@@ -21,8 +21,19 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, Out, configuration, select_cluster
+from helios.choices import Backfill, Domain, Policy, RunTimes
+from helios.cli.options import (
+    POLICY,
+    AsJson,
+    Cluster,
+    HistoryOptions,
+    Machine,
+    Out,
+    configuration,
+    described,
+    expand,
+    select_cluster,
+)
 from helios.cli.output import (
     print_message,
     print_notes,
@@ -37,6 +48,7 @@ from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
 
 if TYPE_CHECKING:
+    from helios.report.job import JobExplanation
     from helios.slurm.preflight import PreflightFinding
 
 COMPLETIONS = {
@@ -164,7 +176,9 @@ def setup_(
         raise typer.Exit(1)
 
 
+@expand
 def why_(
+    *,
     job: Annotated[
         str,
         Argument(
@@ -172,42 +186,98 @@ def why_(
             "a node."
         ),
     ],
-    cluster: Cluster = None,
+    source: HistoryOptions,
+    policy: Annotated[Policy | None, Option("--policy", help=POLICY)] = None,
+    machine: Machine,
+    prediction: Annotated[
+        bool, Option("--prediction", help="Also show step by step what its predicted run time rests on.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job waits, and what Helios did to it.
+    """Say why a job waits or waited, and what Helios did to it.
 
     Shows when a pending job starts, by simulations of the queue, what would make it start earlier, its predicted run
     time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too, without a
     live cluster from the history alone. A job that was requeued is shown with all its runs and their sum. For a node it
-    shows the state of the node, what Helios did to it, and why.
+    shows the state of the node, what Helios did to it, and why. With --policy, the history is also replayed in that
+    order, which says what held the job.
 
     Example: helios why 12345
     """
-    settings = configuration().settings
-    if job[:1].isdigit():
-        if "@" in job and cluster is None:
-            from helios.app.explain import split_federated  # noqa: PLC0415 - pandas and SQLAlchemy
+    settings, cluster = configuration().settings, source.cluster
+    deep = source.trace is not None or policy is not None or prediction
+    if not job[:1].isdigit() and not deep:
+        from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
+        from helios.app.operations import Operations  # noqa: PLC0415 - as above
 
-            job, cluster = split_federated(settings.database.url, job)
-        from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
+        node = explain_node(Operations(settings, cluster=cluster).node_cycles, job)
+        print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
+        return
+    if "@" in job and cluster is None and source.trace is None:
+        from helios.app.explain_past import split_federated  # noqa: PLC0415 - pandas and SQLAlchemy
 
-        answer = ask_daemon(settings, job, cluster=cluster)
-        if isinstance(answer, JobAnswer):
-            print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
-            return
-        if answer:
-            print_notes([f"{answer}; so it is worked out here, which takes longer"])
-    from helios.app.explain import explain_job, explain_node  # noqa: PLC0415 - as above
-    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
-
-    operations = Operations(settings, cluster=cluster)
-    if job[:1].isdigit():
-        found = explain_job(settings, job, cluster=cluster, cycles=lambda: operations.cycles, now=datetime.now(UTC))
+        job, cluster = split_federated(settings.database.url, job)
+        source = replace(source, cluster=cluster)
+    if deep:
+        found = _explain_deeply(job, source, machine, policy=policy, prediction=prediction)
         print_result(found.to_json(), *found.parts(), as_json=as_json)
         return
-    node = explain_node(operations.node_cycles, job)
-    print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
+    from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
+
+    answer = ask_daemon(settings, job, cluster=cluster)
+    if isinstance(answer, JobAnswer):
+        print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
+        return
+    if answer:
+        print_notes([f"{answer}; so it is worked out here, which takes longer"])
+    from helios.app.explain_past import explain_job  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
+    def live() -> JobExplanation:
+        from helios.app.explain import explain  # noqa: PLC0415 - the live cluster, which a history has not
+        from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
+        return explain(Operations(settings, cluster=cluster).cycles, job)
+
+    found = explain_job(settings, job, cluster=cluster, live=live, now=datetime.now(UTC))
+    print_result(found.to_json(), *found.parts(), as_json=as_json)
+
+
+def _explain_deeply(
+    job: str, source: HistoryOptions, machine: Machine, *, policy: Policy | None, prediction: bool
+) -> JobExplanation:
+    """Explain a job of a history, with a replay and the steps of its prediction where they are asked for."""
+    from helios.app import explain_past as past  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
+    settings = configuration().settings
+    with progress_bars() as progress:
+        history = source.read(progress)
+        if source.trace is not None:
+            found = past.explain_read(history, job)
+            choose = past.newly_trained_model(history, seed=settings.model.seed, progress=progress)
+        else:
+            url = settings.database.url
+            found = past.explain_past(url, history.cluster, job, now=datetime.now(UTC))
+            choose = past.stored_model(history, url=url)
+        if prediction:
+            found = found.with_steps(past.explain_prediction(history, job, choose=choose))
+        if policy is None:
+            return found
+        from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - it compiles
+        from helios.app.scenarios import scenarios  # noqa: PLC0415 - as above
+        from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+
+        described_history = described(history, settings=settings, machine=machine)
+        since, until = described_history.window
+        request = WhatIfRequest(
+            scenarios=scenarios(policies=[policy], backfills=[Backfill.EASY], estimates=[RunTimes.LIMIT]),
+            since=since,
+            until=until,
+            skip_oversized=True,
+            seed=settings.model.seed,
+            **machine.request_fields(settings, described_history.capacity),
+        )
+        waited = explain_wait(described_history, request, job, progress=progress)
+    return replace(found, replay=waited.replay, remarks=(*found.remarks, *waited.remarks))
 
 
 def daemon_(

@@ -216,7 +216,6 @@ def whatif_(
         list[Path] | None,
         Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
     ] = None,
-    seed: Annotated[int, Option(min=0, help="Seed of what is drawn.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a sweep under several rules of sharing GPUs.
@@ -238,7 +237,6 @@ def whatif_(
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
             database=_database(),
-            seed=seed,
             progress=progress,
         )
     print_notes(found.notes)

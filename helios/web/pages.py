@@ -20,7 +20,8 @@ import pandas as pd
 from helios.app import reports
 from helios.app.advise import advise
 from helios.app.clusters import NOT_LIVE, last_weeks
-from helios.app.explain import ID_USED_BEFORE, explain_node, node_status
+from helios.app.explain import explain_node, node_status
+from helios.app.explain_past import ID_USED_BEFORE
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import seconds_of
@@ -95,18 +96,20 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
 def _history_page(site: Site, reader: Reader, cluster: str) -> Page:
     """Return the first page of a history without a live Slurm."""
     with Warehouse.open(site.settings.database.url) as warehouse:
-        known, weeks = warehouse.clusters(counts=True).set_index("name").loc[cluster], last_weeks(warehouse, cluster)
-    span = {"from": known["first_submitted_at"], "to": known["last_submitted_at"], "jobs": int(known["jobs"])}
-    lines = ["There is no Slurm here whose queue could be shown."]
+        known = warehouse.clusters(counts=True).set_index("name").to_dict("index")[cluster]
+        weeks = last_weeks(warehouse, cluster)
+    lines, span = ["There is no Slurm here whose queue could be shown."], dict[str, Any]()
     if reader.is_admin and weeks is not None:  # of nobody else: the span is that of everybody's jobs
-        jobs, window = in_number(span["jobs"], "jobs"), " to ".join(f"{end:%Y-%m-%d %H:%M}" for end in weeks)
+        first, last = (known[f"{end}_submitted_at"].isoformat() for end in ("first", "last"))
+        span = {"from": first, "to": last, "jobs": int(known["jobs"])}
+        window = " to ".join(f"{end:%Y-%m-%d %H:%M}" for end in weeks)
+        jobs = in_number(span["jobs"], "jobs")
         lines = [*lines, f"{jobs} are loaded. The other pages show the last weeks of the history, {window} UTC."]
-    values = {name: value.isoformat() if name != "jobs" else value for name, value in span.items()}
     return Page(
         title=cluster,
         subtitle=f"This is {NOT_LIVE}.",
         sections=[PageSection(sentences=lines)],
-        values={"cluster": cluster, "queue": [], "history": values if reader.is_admin else {}},
+        values={"cluster": cluster, "queue": [], "history": span},
     )
 
 
@@ -157,7 +160,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     if not reader.is_admin:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
-        found = replace(found, rests_on="", remarks=remarks)
+        found = replace(found, rests_on="", held_by=(), remarks=remarks)
     tables = []
     if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")

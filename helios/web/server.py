@@ -33,7 +33,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from helios import __version__
-from helios.app.explain import JobUnknown, NodeUnknown
+from helios.app.explain import NodeUnknown
+from helios.app.explain_past import JobUnknown
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
 from helios.listener import MOST_HEADER_BYTES, ClientConnection, Listener

@@ -12,7 +12,8 @@ from typing import Any
 
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
-from helios.app.explain import LOOK_BACK, JobUnknown, explain_job, find_queued
+from helios.app.explain import explain, find_queued
+from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
@@ -220,7 +221,7 @@ class Site:
                     self.settings,
                     job_id,
                     cluster=self.cluster,
-                    cycles=lambda: self.operations.cycles,
+                    live=lambda: explain(self.operations.cycles, job_id),
                     now=self.clock(),
                 )
         except JobUnknown:
@@ -259,7 +260,7 @@ class Site:
             Another user's jobs are asked for.
         """
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
-        picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
         if not reader.is_admin:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
