@@ -230,7 +230,6 @@ def nightly(
     days: float,
     now: datetime,
     keep: int,
-    dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
     """Train on what had ended by ``now`` and promote a better model.
@@ -247,8 +246,6 @@ def nightly(
         What was submitted before ``now``.
     keep : int
         Newest models that are kept; those promoted now and before are kept whatever their age.
-    dry_run : bool
-        Write nothing.
 
     Returns
     -------
@@ -276,8 +273,6 @@ def nightly(
             line, drifted = found.line(), found.has_drifted
         except HeliosError as reason:
             line = f"not measured: {reason.message}"
-        if dry_run:
-            return replace(outcome, written=False), line
         warehouse.add_model(record)
         _write(warehouse, history.cluster, outcome, by=NIGHTLY, now=now)
         warehouse.remember(history.cluster, DRIFT, line, at=now)
