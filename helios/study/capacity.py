@@ -365,7 +365,10 @@ def _from_nodes(
 
 
 def _share_with_resource(history: StudyHistory, nodes: pd.DataFrame | None) -> NDArray[np.float64]:
-    """Return the share of nodes with the resource in each partition, NaN where its nodes are not known."""
+    """Return the share of nodes with the resource in each partition.
+
+    It is NaN where its nodes are not known.
+    """
     shares = dict[str, float]()
     if nodes is not None:
         has_it = nodes[history.resource].fillna(0) > 0
