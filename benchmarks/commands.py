@@ -1,6 +1,6 @@
 """CPU seconds of the commands that a person waits for, the first time and again, beside simple controls in one run.
 
-    python -m benchmarks.commands [--only whatif,simulate] [--again-only] [--json]
+    python -m benchmarks.commands [--only "whatif,whatif energy"] [--again-only] [--json]
 
 Each command is a process of its own, whose CPU time (user and system, with that of its children) is counted from
 the start of Python to the end. ``first`` is the first run after an installation: after ``helios compile`` into an
@@ -73,10 +73,10 @@ class Command:
 COMMANDS = [
     Command("whatif", ["whatif", *VENUS, *MACHINE, "--draws", "0"], FIT, 30, 22),
     Command("whatif with its verdict", ["whatif", *VENUS, *MACHINE], FIT, None, None),
-    Command("simulate", ["simulate", "--service", "qssf", *KTH], FIT, 25, 12),
+    Command("whatif --service", ["whatif", "--service", "qssf", "--draws", "0", *KTH], FIT, 25, 12),
     Command(
-        "energy whatif",
-        ["energy", "whatif", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-31"],
+        "whatif energy",
+        ["whatif", "energy", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-30"],
         FIT,
         None,
         15,

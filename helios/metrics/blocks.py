@@ -186,7 +186,8 @@ class Blocks:
     def rank_correlation(self, one: Floats, other: Floats, moment_s: Seconds) -> Estimate:
         """Return the rank correlation of two series, with its interval.
 
-        It is Spearman's, of pairs that belong to moments. Ranks are among all pairs, also where a block is left out. The value is None where either is constant.
+        It is Spearman's, of pairs that belong to moments. Ranks are among all pairs, also where a block is left out.
+        The value is None where either is constant.
         """
         if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
             return Estimate()

@@ -15,11 +15,12 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     Report,
+    Since,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
-    moment,
     refuse_misplaced,
     select_cluster,
 )
@@ -28,10 +29,6 @@ from helios.errors import UsageError
 
 commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
 Audience = Literal["admin", "manager", "paper"]
-Since = Annotated[
-    str | None, Option("--from", help="Begin of the window. Default: from when on the record is complete.")
-]
-Until = Annotated[str | None, Option("--to", help="End of the window. Default: the end of the record.")]
 
 
 @commands.callback(invoke_without_command=True)
@@ -60,7 +57,7 @@ def study_(
     verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
     inside the window. See docs/study.md.
 
-    Example: helios study --cluster venus --from 2020-05-01 --to 2020-06-01 --report study.html
+    Example: helios study --cluster venus --from 2020-05 --to 2020-05 --report study.html
     """
     if context.invoked_subcommand is not None:
         return
@@ -74,13 +71,13 @@ def study_(
     )
     from helios.study.text import statement_tables  # noqa: PLC0415 - as above
 
-    settings = configuration().settings
+    settings, window = configuration().settings, WindowOptions(since=since, until=until)
     with progress_bars() as progress:
         if source.trace is None:
             loaded, records = load_study(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),
-                window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
+                window=window.bounds,
                 progress=progress,
             )
         else:
@@ -88,7 +85,7 @@ def study_(
         loaded = described(
             loaded,
             settings=settings,
-            window=WindowOptions(since=since, until=until),
+            window=window,
             machine=machine,
             partitions=partition or (),
         )

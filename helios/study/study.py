@@ -214,7 +214,7 @@ def load_study(
     *,
     url: str,
     cluster: str | None,
-    window: Callable[[str], tuple[datetime | None, datetime | None]],
+    window: Callable[[str, datetime | None], tuple[datetime | None, datetime | None]],
     progress: Progress = no_progress,
 ) -> tuple[LoadedHistory, NodeRecords]:
     """Read the jobs and nodes of a cluster from the warehouse.
@@ -224,7 +224,8 @@ def load_study(
     Parameters
     ----------
     window : callable
-        Returns begin and end of the window for the cluster's time zone, each None where it has no bound.
+        Returns begin and end of the window for the time zone and the end of a history that is not live, each None where
+        it has no bound.
 
     Raises
     ------
@@ -237,8 +238,9 @@ def load_study(
     with Warehouse.open(url) as warehouse:
         row = choose_cluster(warehouse, cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
-        since, until = window(timezone)
         covered, record = live_window(warehouse, name), None
+        last = row["last_submitted_at"]
+        since, until = window(timezone, None if covered or pd.isna(last) else last.to_pydatetime())
         if since is not None or until is not None:
             # A part of the jobs does not tell in which window the record is complete.
             record = record_window(warehouse.jobs(name, columns=RECORD_COLUMNS), asked=covered)

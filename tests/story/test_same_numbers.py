@@ -19,8 +19,8 @@ DAYS, JOBS_A_DAY = 20, 24
 COMMANDS = {
     "study": ["study"],
     "whatif": ["whatif", "--policy", "fifo", "--draws", "0"],
-    "evaluate": ["model", "evaluate", "--no-value"],
-    "energy": ["energy", "whatif"],
+    "evaluate": ["model", "evaluate", "--draws", "0"],
+    "energy": ["whatif", "energy"],
     "forecast": ["forecast"],
 }
 
