@@ -128,8 +128,6 @@ def answer_to(command: str, helios: Helios, *, as_json: bool) -> Answer:
     *before, last = command.split(" && ")
     if "helios report" in last:  # names until the new ones are there
         last = last.replace("--from", "-S").replace("--to", "-E").replace("usage --by user", "users")
-    last = last.replace("whatif energy", "energy whatif").replace("whatif --service", "simulate --service")
-    last = last.replace("--draws 0", "--no-value") if "evaluate" in last else last
     for words in before:
         helios(*shlex.split(words)[1:])
     if "whatif" in last and "energy" not in last:
