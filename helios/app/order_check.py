@@ -1,4 +1,4 @@
-"""Verdict on the live order over draws, and the value of predictions.
+"""OrderVerdict on the live order over draws, and the value of predictions.
 
 The verdict is on what Helios does live. The value is one replay of the tested jobs by each predictor, between plain
 FIFO + EASY and an order by true run times. All of them age and are bounded as the live order is, and let small
@@ -44,7 +44,7 @@ from helios.report.verdict import (
     CheckedOrder,
     Effect,
     Ratios,
-    Verdict,
+    OrderVerdict,
     WaitRatio,
     compare_recorded,
 )
@@ -74,7 +74,7 @@ def check_order(
     draws: int = 5,
     helios_acts: bool = False,
     progress: Progress = no_progress,
-) -> Verdict:
+) -> OrderVerdict:
     """Replay draws of a window under three orders.
 
     They are the live order, plain FIFO + EASY, and size.
@@ -108,7 +108,7 @@ def refuse_few(draws: int) -> None:
 
 def check_draws(
     window: DrawnWindow, *, draws: int, helios_acts: bool = False, progress: Progress = no_progress
-) -> Verdict:
+) -> OrderVerdict:
     """Return the verdict on a window that is prepared.
 
     Draws in which plain FIFO + EASY waits another time than in the window are refused, because they are of another
@@ -139,7 +139,7 @@ def check_draws(
         for done, (order, ratios) in enumerate(found.items(), start=1):
             ratios.append(draw.ratios(CHECKED[order]))
             progress(step, done / len(found))
-    return Verdict(
+    return OrderVerdict(
         window=window.span,
         jobs=int(window.setup.counted.sum()),
         draws=drawn,
