@@ -43,14 +43,16 @@ from helios.report.verdict import (
     NOTICED_S,
     CheckedOrder,
     Effect,
-    Ratios,
     OrderVerdict,
+    Ratios,
     WaitRatio,
     compare_recorded,
 )
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
+FEWEST_ONE_SIDED = 5
+"""Draws from which all on one side of the window are no chance: of five it is one in sixteen."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:
@@ -154,11 +156,11 @@ def check_draws(
 def _is_moved(ratios: Sequence[float]) -> bool:
     """Return whether draws are of another queue, by their waits over that of the window.
 
-    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of few
-    draws of skewed waits the interval alone is too wide to tell.
+    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of
+    skewed waits the interval alone is too wide to tell.
     """
     beside = WaitRatio.of(ratios)
-    one_sided = min(ratios) > 1 or max(ratios) < 1
+    one_sided = len(ratios) >= FEWEST_ONE_SIDED and (min(ratios) > 1 or max(ratios) < 1)
     is_small = abs(beside.ratio - 1) <= LEAST_EFFECT
     return not is_small and (one_sided or beside.effect in {Effect.SHORTER, Effect.LONGER})
 

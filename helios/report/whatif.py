@@ -17,8 +17,8 @@ from helios.report.verdict import (
     NOBODY_WAITS,
     PLAIN,
     SINGLE_REPLAY,
-    RecordedWaits,
     OrderVerdict,
+    RecordedWaits,
     compare_recorded,
 )
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words

@@ -54,7 +54,10 @@ def test_what_was_assumed_is_said(answer: Answer) -> None:
 
 
 def test_the_same_request_gets_the_same_answer(folder: Path, answer: Answer) -> None:
-    assert shell(folder, alone=True)(*REHEARSE, "--service", "qssf", "--json").out == answer.out
+    assert (
+        shell(folder, alone=True, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")(*REHEARSE, "--service", "qssf", "--json").out
+        == answer.out
+    )
 
 
 def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: Any) -> None:

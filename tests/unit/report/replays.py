@@ -8,7 +8,7 @@ import numpy as np
 
 from helios.choices import ResampledUnit
 from helios.metrics.queue import summarize_queue
-from helios.report.verdict import CheckedOrder, Ratios, RecordedWaits, OrderVerdict
+from helios.report.verdict import CheckedOrder, OrderVerdict, Ratios, RecordedWaits
 from helios.report.whatif import Run, WhatIf
 
 
