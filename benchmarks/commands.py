@@ -76,7 +76,7 @@ COMMANDS = [
     Command("whatif --service", ["whatif", "--service", "qssf", "--draws", "0", *KTH], FIT, 25, 12),
     Command(
         "whatif energy",
-        ["whatif", "energy", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-31"],
+        ["whatif", "energy", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-30"],
         FIT,
         None,
         15,

@@ -133,8 +133,8 @@ class Command:
 VENUS, KTH = "traces/helios_venus_users_may-jun2020.csv.gz", "traces/KTH-SP2-1996-2.1-cln.swf.gz"
 PHILLY, SACCT = "traces/philly_vc_aug-oct2017.csv.gz", "traces/sacct_raw_phillips_dec2016.txt.gz"
 SERIES, CEDAR = "traces/philly_nodes_oct-nov2017.csv.gz", "traces/sacct_cedar_may-jun2021.txt.gz"
-ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2020-06-13"
-DAY = "--cluster frost -S 2021-03-02 -E 2021-03-03 --json"
+ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2020-06-12"
+DAY = "--cluster frost -S 2021-03-02 -E 2021-03-02 --json"
 SITE_FILES = "--slurm-conf recorded/slurm.conf --qos recorded/qos.txt --assoc recorded/assoc.txt"
 
 # Run first, in this order: commands about the cluster venus stand on what these load and learn.
@@ -188,7 +188,7 @@ COMMANDS = (
     Command(
         name="whatif-cpus",
         after="trace-load-swf",
-        words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-06 --json",
+        words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-05 --json",
     ),
     Command(name="whatif-explain", words=f"whatif explain 11586 {ON_VENUS} --policy qssf --json"),
     Command(
@@ -202,16 +202,16 @@ COMMANDS = (
         words=f"whatif {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 --draws 0 "
         "--json",
     ),
-    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-31 --json"),
-    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-16 --json"),
-    Command(name="whatif-energy", words=f"whatif energy --series {SERIES} --from 2017-10-30 --to 2017-10-31 --json"),
+    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-30 --json"),
+    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-15 --json"),
+    Command(name="whatif-energy", words=f"whatif energy --series {SERIES} --from 2017-10-30 --to 2017-10-30 --json"),
     Command(
         name="whatif-energy-jobs",
-        words="whatif energy --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
+        words="whatif energy --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-15 --json",
     ),
     Command(name="report-users", words=f"report users {DAY}"),
-    Command(name="report-users-text", words="report users --cluster frost -S 2021-03-02 -E 2021-03-03"),
-    Command(name="report-users-venus", words="report users --cluster venus -S 2020-06-01 -E 2020-06-08 --json"),
+    Command(name="report-users-text", words="report users --cluster frost -S 2021-03-02 -E 2021-03-02"),
+    Command(name="report-users-venus", words="report users --cluster venus -S 2020-06-01 -E 2020-06-07 --json"),
     Command(name="report-accounts", words=f"report accounts {DAY}"),
     Command(name="report-partitions", words=f"report partitions {DAY}"),
     Command(name="report-queue", words="report queue --cluster frost -E 2021-03-02T10:30 --json"),
@@ -223,11 +223,11 @@ COMMANDS = (
     Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --nodes gpu=1,debug=1 --json"),
     Command(
         name="report-trials",
-        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-12 --nodes 80 --draws 10 --json",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-11 --nodes 80 --draws 10 --json",
     ),
     Command(
         name="report-trials-groups",
-        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-08 --nodes 80 --by group --draws 0 --most 9",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-07 --nodes 80 --by group --draws 0 --most 9",
     ),
     Command(
         name="report-nightly",

@@ -14,11 +14,12 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     Report,
+    Since,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
-    moment,
     refuse_misplaced,
 )
 from helios.cli.output import print_result, progress_bars, width, write_page
@@ -48,21 +49,19 @@ def energy(
         Literal["random", "spread", "packed"],
         Option(help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."),
     ] = "random",
-    since: Annotated[
-        str | None,
-        Option("--from", help="Begin of the window. On earlier data the rule is chosen. Default: the last quarter."),
-    ] = None,
-    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
+    since: Since = None,
+    until: Until = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what the service ces would save, beside other policies.
 
-    The jobs of a cluster are replayed on nodes that sleep and wake, or a series of busy nodes is. The number of spare
-    nodes of ces is chosen on the weeks before the window. The other policies are: nodes always on; Slurm's idle timer
-    of 30 minutes, alone and with as many nodes left awake; the maximum of the last 3 h plus 5 nodes; the rule of the
-    paper; on jobs ces with nodes filled in the order of helios power weights; and an oracle that knows the future. On
-    jobs a second table shows what each number of spare nodes would save and delay.
+    The jobs of a cluster are replayed on nodes that sleep and wake, or a series of busy nodes is. The window is the
+    last quarter where no option says it. The number of spare nodes of ces is chosen on the weeks before it. The other
+    policies are: nodes always on; Slurm's idle timer of 30 minutes, alone and with as many nodes left awake; the
+    maximum of the last 3 h plus 5 nodes; the rule of the paper; on jobs ces with nodes filled in the order of helios
+    power weights; and an oracle that knows the future. On jobs a second table shows what each number of spare nodes
+    would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     refuse_misplaced(context, write="helios whatif energy --cluster NAME")
@@ -153,7 +152,7 @@ def _window(from_: str | None, to: str | None, zone_name: str, first_s: int, aft
     Default: the last quarter of the data.
     """
     first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
-    since, until = moment(from_, timezone=zone_name), moment(to, timezone=zone_name)
+    since, until = WindowOptions(since=from_, until=to).bounds(zone_name, after)
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(

@@ -17,6 +17,7 @@ from typer import Option
 
 from helios.cli.output import print_message
 from helios.config import LoadedSettings, Settings, load_configuration, zone
+from helios.dates import FORMS, parse_date
 from helios.errors import UsageError
 from helios.units import length
 
@@ -91,11 +92,9 @@ GpusPerNode = Annotated[
         help="GPUs of a node. Default: as those nodes have, else setting whatif.gpus_per_node.",
     ),
 ]
-Since = Annotated[
-    str | None, Option("--from", help="Replay jobs submitted from this time on. Default: where the record is complete.")
-]
+Since = Annotated[str | None, Option("--from", metavar="DATE", help=f"Begin of the window: {FORMS}.")]
 Until = Annotated[
-    str | None, Option("--to", help="Replay jobs submitted before this time. Default: the end of the record.")
+    str | None, Option("--to", metavar="DATE", help="End of the window, as --from. A day or a month is included.")
 ]
 WarmUp = Annotated[
     str | None,
@@ -176,6 +175,11 @@ class WindowOptions:
         """Return the options that were given."""
         return _given_options(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
 
+    def bounds(self, timezone: str, now: datetime | None) -> tuple[datetime | None, datetime | None]:
+        """Return begin and end on a clock, each None where not given."""
+        since = moment(self.since, timezone=timezone, now=now)
+        return since, moment(self.until, timezone=timezone, now=now, is_end=True)
+
     def request_fields(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
         since, until = history.window
@@ -244,10 +248,13 @@ def described(
     from helios.app.record import describe_record  # noqa: PLC0415 - pandas; no help needs it
 
     window, machine = window or WindowOptions(), machine or Machine()
+    # Now is the end of a history that is not read from a live cluster.
+    now = None if history.covered or history.jobs.empty else history.jobs["submitted_at"].max().to_pydatetime()
+    since, until = window.bounds(history.timezone, now)
     return describe_record(
         history,
-        since=moment(window.since, timezone=history.timezone),
-        until=moment(window.until, timezone=history.timezone),
+        since=since,
+        until=until,
         resource=resource,
         nodes=machine.parsed_nodes,
         per_node=machine.gpus_per_node,
@@ -371,26 +378,15 @@ def named_site(option: Path | None, settings: LoadedSettings) -> SiteGpus | None
     return read_site_gpus(Path(file))
 
 
-def moment(text: str | None, *, timezone: str) -> datetime | None:
-    """Parse a date or time.
+def moment(text: str | None, *, timezone: str, is_end: bool = False, now: datetime | None = None) -> datetime | None:
+    """Return the time that an option means.
 
-    One without a zone is in ``timezone``.
-
-    Raises
-    ------
-    UsageError
-        It is not a date or time.
+    None stays None. ``now`` is the clock's time where it is not given.
     """
     if text is None:
         return None
-    import pandas as pd  # noqa: PLC0415 - no help needs it
-
-    read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
-    if pd.isna(read):
-        raise UsageError(f"{text!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
-    zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
-    moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
-    return moment_utc
+    zone(timezone)  # an unknown zone of the settings has an error of its own
+    return parse_date(text, now=now or datetime.now(UTC), timezone=timezone, is_end=is_end)
 
 
 def duration(text: str | None) -> timedelta:

@@ -45,7 +45,7 @@ def test_a_description_sums_parts_and_leaves_out_what_is_unknown(helios: Helios,
 
 def test_usage_of_unknown_gpus_is_unknown_and_not_zero(helios: Helios, trace: Path) -> None:
     helios("trace", "load", trace)
-    window = ("-S", "2020-01-01", "-E", "2020-01-02")
+    window = ("-S", "2020-01-01", "-E", "2020-01-01")
     report = helios("report", "users", *window, "--json").json
     assert {row["group"]: row["gpu_hours"] for row in report["rows"]} == {"u1": 2.0, "u2": 0.25, "u3": 0.0, "u4": None}
     assert report["total"]["gpu_hours"] == 2.25
@@ -196,7 +196,7 @@ def test_a_model_is_judged_by_replays_in_parts_of_gpus(helios: Helios, days: Pat
 
 
 def test_energy_is_of_the_parts_of_gpus_in_use(helios: Helios, days: Path) -> None:
-    window = ("--from", "2020-01-05", "--to", "2020-01-06")
+    window = ("--from", "2020-01-05", "--to", "2020-01-05")
     policies = helios("whatif", "energy", "--trace", days, *NODE, *window, "--json").json["policies"]
     always_on = next(row for row in policies if row["policy"] == "always_on")
     # From midnight to the last submission: 800 W for the node and 250 W for each of 1.5 GPUs, with cooling.

@@ -11,6 +11,8 @@ from tests.story.shell import Answer, Helios, shell
 
 REHEARSE = ("whatif", "--draws", "0", "--trace", "venus.csv.gz", "--nodes", "2", "--oversized", "skip")
 
+ZONE = "Asia/Shanghai"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Helios:
-    return shell(folder, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")
+    return shell(folder, HELIOS_INGEST_TIMEZONE=ZONE)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +56,8 @@ def test_what_was_assumed_is_said(answer: Answer) -> None:
 
 
 def test_the_same_request_gets_the_same_answer(folder: Path, answer: Answer) -> None:
-    assert (
-        shell(folder, alone=True, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")(*REHEARSE, "--service", "qssf", "--json").out
-        == answer.out
-    )
+    again = shell(folder, alone=True, HELIOS_INGEST_TIMEZONE=ZONE)
+    assert again(*REHEARSE, "--service", "qssf", "--json").out == answer.out
 
 
 def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: Any) -> None:
@@ -67,7 +67,7 @@ def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: An
 
 
 def test_no_user_is_favoured_beyond_the_share_that_holds_live(folder: Path, runs: Any) -> None:
-    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05")
+    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05", HELIOS_INGEST_TIMEZONE=ZONE)
     again = strict(*REHEARSE, "--service", "qssf", "--json").json["runs"]
     assert again[:2] == runs[:2]
     assert again[2] != runs[2]

@@ -59,7 +59,7 @@ def test_what_does_not_exist_is_named_with_what_does(site: Helios) -> None:
 
 @pytest.mark.parametrize("command", [(), ("explain", "1")])
 def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tuple[str, ...]) -> None:
-    said = site("whatif", *command, "--trace", "venus.csv", "--from", "2020-05-02", "--to", "2020-05-01", code=2).err
+    said = site("whatif", *command, "--trace", "venus.csv", "--from", "2020-05-02", "--to", "2020-04-30", code=2).err
     assert "Give a --from that is before --to." in said
 
 

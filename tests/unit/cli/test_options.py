@@ -23,7 +23,7 @@ def test_no_time_stays_none() -> None:
 
 @pytest.mark.parametrize("text", ["last week", "2020-13-01", ""])
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match="2020-09-01"):
+    with pytest.raises(UsageError, match="2026-09-01"):
         moment(text, timezone="UTC")
 
 
