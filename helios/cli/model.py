@@ -135,8 +135,7 @@ def train(
 
     With --to, it learns only from jobs that had ended by then. The first model of a cluster is promoted if its backtest
     is better than the baselines. A later one is only stored: see how good it is with helios model evaluate --model,
-    then use helios model promote. The nightly analysis (helios nightly) does all in one step. Trees grow on the workers
-    of setting model.dask, if it names some.
+    then use helios model promote. The nightly analysis (helios nightly) does all in one step.
     """
     settings = configuration().settings
     with progress_bars() as progress:
