@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -16,7 +16,7 @@ from helios.training.pool.reports import Report, ReportReader
 from helios.training.pool.trials import SweepTrials
 
 _MOST_READS = 100
-"""Of a report file when a trial has ended; each takes a bounded part."""
+"""Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
 _EARLIER = -1
 """Stands for the trials of earlier pools among those of which a speed is known."""
 
@@ -60,14 +60,15 @@ class Readings:
             events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
             readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
+        now = time.time()
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
-                before = _count_skipped(reader)
-                reports, now = reader.read(), time.time()
-                for report in reports:
-                    self._take_report(attempt, report, now)
-                if not reports and before == _count_skipped(reader):
+                before = reader.place
+                self._take_reports(attempt, reader.read(), now)
+                if reader.place == before:
                     break
+            if to_end and isinstance(reader, ReportReader):
+                self._take_reports(attempt, reader.read(last=True), now)
             if reader.problem or any(_count_skipped(reader)):
                 lines, count = _count_skipped(reader)
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
@@ -78,6 +79,10 @@ class Readings:
     def forget(self, number: int) -> None:
         """Have the next attempt of a trial read all again."""
         del self._readers[number]
+
+    def _take_reports(self, attempt: Attempt, reports: Iterable[Report], now: float) -> None:
+        for report in reports:
+            self._take_report(attempt, report, now)
 
     def _take_report(self, attempt: Attempt, report: Report, now: float) -> None:
         attempt.has_reported = True
