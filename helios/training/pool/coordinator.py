@@ -379,7 +379,9 @@ class Coordinator:
         self._attempts.stop_reason = self._attempts.stop_reason or reason
         self._notes.publish({"event": "stopping", "reason": reason})
         now = time.time()
-        grace = self._margin_s / 2 if self._signal is None else min(self._margin_s / 2, 10.0)
+        grace = self._margin_s / 2
+        if self._signal is not None:
+            grace = self.sweep.grace_s if self.ends_s is None else min(grace, self.sweep.grace_s)
         for attempt in self._attempts.running.values():
             attempt.request(TaskRequest.PAUSE)
             # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
@@ -419,7 +421,7 @@ class Coordinator:
         if wanted is TaskRequest.PAUSE:
             attempt.request(wanted)
         else:
-            attempt.prune()
+            attempt.prune(self.sweep.grace_s)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         """Handle what an agent tells."""

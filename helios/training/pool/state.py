@@ -27,10 +27,9 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
-from helios.training.model import TrialState
+from helios.training.model import ENDED, TrialState
 
 VERSION = 1
-ENDED = frozenset({TrialState.FINISHED, TrialState.FAILED, TrialState.PRUNED})
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -407,7 +406,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
+            ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

@@ -14,6 +14,8 @@ from typing import Any
 
 Value = str | int | float | bool
 """Value of a parameter."""
+GRACE_S = 10.0
+"""From the request to stop to SIGTERM, s: so long a program has for its own end."""
 MOST_TRIALS = 100_000
 FUSIBLE = (
     *("lr", "momentum", "dampening", "nesterov", "betas", "eps", "rho", "weight_decay", "groups", "schedule", "seed"),
@@ -155,6 +157,8 @@ class TrainingSweep:
         Whether more of the metric is better.
     attempts : int
         How often a trial that fails is started at most.
+    grace_s : float
+        Time from a request to stop to SIGTERM, s.
     memory_mib : float, optional
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
@@ -177,6 +181,7 @@ class TrainingSweep:
     metric: str = ""
     maximize: bool = True
     attempts: int = 3
+    grace_s: float = GRACE_S
     memory_mib: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
