@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -94,7 +94,7 @@ def pool_whatif(
         if run.program == own_program
     }
     past = list(runs.values())
-    model = TrialModel(past, now_s=time.time())
+    model = TrialModel(past, now_s=math.inf)
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
     forecasts = model.forecasts(asked)

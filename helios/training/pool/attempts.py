@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
+from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
 
@@ -65,7 +65,7 @@ class Attempt:
         self.pruned = True
         self.request(TaskRequest.STOP)
         if self.process is None:  # one that trains others as well reads requests
-            self.terminate_at_s = time.time() + grace_s
+            self.terminate_at_s = steady_s() + grace_s
 
 
 class Attempts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from helios.training.model import TrialState
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
@@ -59,7 +59,7 @@ class Endings:
         process, message = attempt.process, attempt.ended
         if process is None or not message:
             return
-        event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
+        event = {"seconds": steady_s() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
         self.end(attempt, {**event, "status": int(message["ended"] == "failed")})
 
     def end_process(self, process: FusedProcess, event: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
@@ -10,6 +9,7 @@ from typing import Any
 
 from helios.training.model import FusedSpeed, SharedSpeed
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import Report, ReportReader, TaskRequest
@@ -60,7 +60,7 @@ class Readings:
             events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
             readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
-        now = time.time()
+        now = steady_s()
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
                 before = reader.place
