@@ -21,14 +21,14 @@ from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.search import open_search
-from helios.training.pool.state import FILE, StateFile, read_runs
+from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import TrainingSweep, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
 
 if TYPE_CHECKING:
     from helios.training.forecast import TrialModel
-from helios.training.past_runs import keep_if_possible, known_runs
+from helios.training.past_runs import keep_if_possible, known_runs, runs_of_folder
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
@@ -180,7 +180,7 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
     from helios.training.forecast import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
 
     known, problem = known_runs(database, name)
-    own = read_runs(folder) if (folder / FILE).exists() else []
+    own = runs_of_folder(folder, name) if (folder / FILE).exists() else []
     runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
     on = device.model if device.kind == "gpu" else device.kind
     return TrialModel(runs.values(), now_s=math.inf, device_model=on), problem

@@ -380,7 +380,7 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         (1, 1, "finished", "program.py x=2"),
     ]
     for one in runs:
-        assert one.program == "program.py"
+        assert one.program == str(tmp_path / "program.py")
         assert one.progress == 1.0
         assert one.peak_memory_mib
         assert 0 < (one.start_up_s or 0.0) < one.seconds
@@ -404,7 +404,7 @@ def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) ->
     run(
         a_sweep(tmp_path, STEPS, (1, 1)),
         decide=one_at_a_time,
-        forecast=partial(model.expect, "program.py"),
+        forecast=partial(model.expect, str(tmp_path / "program.py")),
         known_speeds=[earlier],
     )
     assert all(earlier in snapshot.speeds for snapshot in seen)
