@@ -110,11 +110,16 @@ def read_runs(folder: Path) -> list[TrialRun]:
     parameters: dict[int, Mapping[str, Any]] = {}
     try:
         with path.open("rb") as lines:
-            pool = str(json.loads(next(lines, b""))["pool"])
+            pool = ""
             for line in lines:
                 if not line.endswith(b"\n"):  # it is being written
                     break
                 entry = json.loads(line)
+                if not pool:
+                    pool = str(entry["pool"])
+                    continue
+                if "joined" in entry:  # another pool that shares the folder
+                    continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
                     parameters[number] = entry["parameters"]
