@@ -1,6 +1,6 @@
 """CPU seconds of the commands that a person waits for, the first time and again, beside simple controls in one run.
 
-    python -m benchmarks.commands [--only whatif,simulate] [--again-only] [--json]
+    python -m benchmarks.commands [--only "whatif,whatif energy"] [--again-only] [--json]
 
 Each command is a process of its own, whose CPU time (user and system, with that of its children) is counted from
 the start of Python to the end. ``first`` is the first run after an installation: after ``helios compile`` into an
@@ -34,7 +34,7 @@ from helios.app.explain_socket import ExplainServer, JobAnswer
 from helios.config import load_configuration
 from tests.traces import TRACES
 
-VENUS = ["--trace", str(TRACES / "helios_venus_mar-aug2020.csv.gz"), "--timezone", "Asia/Shanghai"]
+VENUS = ["--trace", str(TRACES / "helios_venus_mar-aug2020.csv.gz")]
 KTH = ["--trace", str(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")]
 PHILLY_NODES = ["--series", str(TRACES / "philly_nodes_oct-nov2017.csv.gz")]
 MACHINE = ["--nodes", "133", "--gpus-per-node", "8", "--oversized", "skip"]
@@ -73,10 +73,10 @@ class Command:
 COMMANDS = [
     Command("whatif", ["whatif", *VENUS, *MACHINE, "--draws", "0"], FIT, 30, 22),
     Command("whatif with its verdict", ["whatif", *VENUS, *MACHINE], FIT, None, None),
-    Command("simulate", ["simulate", "--service", "qssf", *KTH], FIT, 25, 12),
+    Command("whatif --service", ["whatif", "--service", "qssf", "--draws", "0", *KTH], FIT, 25, 12),
     Command(
-        "energy whatif",
-        ["energy", "whatif", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-31"],
+        "whatif energy",
+        ["whatif", "energy", *VENUS, *MACHINE[:4], "--from", "2020-08-03", "--to", "2020-08-30"],
         FIT,
         None,
         15,
@@ -154,7 +154,7 @@ def cpu_s(command: list[str], folder: str, environment: dict[str, str]) -> float
     """Return the CPU seconds of a process and its children. Raises CalledProcessError where it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     root = str(Path(__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, **environment}
+    environment = {**os.environ, "PYTHONPATH": root, "HELIOS_INGEST_TIMEZONE": "Asia/Shanghai", **environment}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

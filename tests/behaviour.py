@@ -133,8 +133,8 @@ class Command:
 VENUS, KTH = "traces/helios_venus_users_may-jun2020.csv.gz", "traces/KTH-SP2-1996-2.1-cln.swf.gz"
 PHILLY, SACCT = "traces/philly_vc_aug-oct2017.csv.gz", "traces/sacct_raw_phillips_dec2016.txt.gz"
 SERIES, CEDAR = "traces/philly_nodes_oct-nov2017.csv.gz", "traces/sacct_cedar_may-jun2021.txt.gz"
-ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2020-06-13"
-DAY = "--cluster frost -S 2021-03-02 -E 2021-03-03 --json"
+ON_VENUS = "--cluster venus --nodes 14 --oversized skip --from 2020-06-12 --to 2020-06-12"
+DAY = "--cluster frost -S 2021-03-02 -E 2021-03-02 --json"
 SITE_FILES = "--slurm-conf recorded/slurm.conf --qos recorded/qos.txt --assoc recorded/assoc.txt"
 
 # Run first, in this order: commands about the cluster venus stand on what these load and learn.
@@ -165,7 +165,10 @@ COMMANDS = (
     Command(name="study-file", words=f"study --trace {KTH} --json"),
     Command(name="model-list", words="model list --cluster venus --json"),
     Command(name="model-decisions", words="model decisions --cluster venus --json"),
-    Command(name="model-compare", words="model compare {first_model} {second_model} --cluster venus --json"),
+    Command(
+        name="model-compare",
+        words="model evaluate --model {first_model} --model {second_model} --cluster venus --json",
+    ),
     Command(name="model-drift", words="model drift --cluster venus --as-of 2020-06-16 --days 3 --json"),
     Command(name="model-nightly", words="model nightly --cluster venus --as-of 2020-06-16 --days 3 --dry-run --json"),
     Command(name="model-promote", words="model promote {second_model} --cluster venus --why fresher --json"),
@@ -173,26 +176,19 @@ COMMANDS = (
     Command(name="model-explain", words="model explain 11586 --cluster venus --json"),
     Command(
         name="model-evaluate",
-        words="model evaluate --cluster venus --train-until 2020-06-14 --nodes 40 --gpu-only --json",
+        words="model evaluate --cluster venus --from 2020-06-14 --nodes 40 --json",
     ),
-    Command(name="model-evaluate-file", words=f"model evaluate --trace {SACCT} --test-fraction 0.2 --no-value --json"),
+    Command(name="model-evaluate-file", words=f"model evaluate --trace {SACCT} --test-fraction 0.2 --draws 0 --json"),
     Command(name="whatif", words=f"whatif {ON_VENUS} --json"),
     Command(
         name="whatif-options",
-        words=f"whatif {ON_VENUS} --warm-up 1d --policy fifo,qssf --backfill nodes,skip --estimates predicted,3600 "
-        "--predict-again 1h --set qssf.wait_share=0.8 --set fifo.patience=6h --json",
+        words=f"whatif {ON_VENUS} --warm-up 1d --policy fifo,qssf --set qssf.wait_share=0.8 --set fifo.patience=6h "
+        "--json",
     ),
-    Command(name="whatif-repeat", words=f"whatif {ON_VENUS} --policy fifo,qssf --backfill easy --repeat 5 --json"),
     Command(
         name="whatif-cpus",
         after="trace-load-swf",
-        words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-06 --json",
-    ),
-    Command(
-        name="whatif-sweep",
-        words="whatif --sweep recorded/sweep.toml --cluster venus --oversized skip --out {folder}/cells "
-        "--csv {folder}/cells.csv --workers 1 --json",
-        files=("cells.csv",),
+        words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-05 --json",
     ),
     Command(name="whatif-explain", words=f"whatif explain 11586 {ON_VENUS} --policy qssf --json"),
     Command(
@@ -200,22 +196,22 @@ COMMANDS = (
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "
         "--service qssf --json",
     ),
-    Command(name="simulate", words=f"simulate {ON_VENUS} --service qssf --every 30min --json"),
+    Command(name="whatif-service", words=f"whatif {ON_VENUS} --service qssf --json"),
     Command(
         name="rehearse-two",
-        words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
-        "--every 1h --predict-again never --json",
+        words=f"whatif {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 --draws 0 "
+        "--json",
     ),
-    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-31 --json"),
-    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-16 --json"),
-    Command(name="energy-whatif", words=f"energy whatif --series {SERIES} --from 2017-10-30 --to 2017-10-31 --json"),
+    Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-30 --json"),
+    Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-15 --json"),
+    Command(name="energy-whatif", words=f"whatif energy --series {SERIES} --from 2017-10-30 --to 2017-10-30 --json"),
     Command(
         name="energy-whatif-jobs",
-        words="energy whatif --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-16 --json",
+        words="whatif energy --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-15 --json",
     ),
     Command(name="report-users", words=f"report users {DAY}"),
-    Command(name="report-users-text", words="report users --cluster frost -S 2021-03-02 -E 2021-03-03"),
-    Command(name="report-users-venus", words="report users --cluster venus -S 2020-06-01 -E 2020-06-08 --json"),
+    Command(name="report-users-text", words="report users --cluster frost -S 2021-03-02 -E 2021-03-02"),
+    Command(name="report-users-venus", words="report users --cluster venus -S 2020-06-01 -E 2020-06-07 --json"),
     Command(name="report-accounts", words=f"report accounts {DAY}"),
     Command(name="report-partitions", words=f"report partitions {DAY}"),
     Command(name="report-queue", words="report queue --cluster frost -E 2021-03-02T10:30 --json"),
@@ -227,11 +223,11 @@ COMMANDS = (
     Command(name="report-shadow", words="report shadow --cluster frost --day 2021-03-02 --nodes gpu=1,debug=1 --json"),
     Command(
         name="report-trials",
-        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-12 --nodes 80 --draws 10 --json",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-11 --nodes 80 --draws 10 --json",
     ),
     Command(
         name="report-trials-groups",
-        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-08 --nodes 80 --by group --draws 0 --most 9",
+        words="report trials --cluster venus -S 2020-06-05 -E 2020-06-07 --nodes 80 --by group --draws 0 --most 9",
     ),
     Command(
         name="report-nightly",
@@ -372,7 +368,6 @@ MOMENT = re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\+00:0
 
 VARYING = (
     (r"\(Python [\d.]+\)", "(Python VERSION)", "the interpreter is not Helios"),
-    (r"\b[0-9a-f]{20}\b", "KEY", "the key of a cell of a sweep is a hash of the code that replays, too"),
     (r"clock differs by \d+ s", "clock differs by SOME SECONDS", "the answer of sdiag takes its time"),
     (
         r"(?<!who had )\bwaited [\d.]+ (s|min|h|days?)\b",
@@ -440,7 +435,7 @@ def _read_json(text: str) -> Json:
 
 
 def write_inputs(folder: Path) -> None:
-    """Write the small files that commands read: a recorded site, odd rows, the plan of a sweep."""
+    """Write the small files that commands read: a recorded site, odd rows."""
     folder.mkdir()
     recording = Recording.read(RECORDING)
     for name, text in recording.texts.items():
@@ -450,27 +445,11 @@ def write_inputs(folder: Path) -> None:
     odd = [line.replace("COMPLETED", "NOWHERE") for line in lines[:2]]
     odd += [lines[2].replace("|", ""), lines[3].replace("2", "x", 3), *lines[4:10]]
     (folder / "odd.txt").write_text("\n".join([SACCT_FIELDS, *odd]) + "\n", encoding="utf-8")
-    (folder / "sweep.toml").write_text(SWEEP, encoding="utf-8")
 
 
 SACCT_FIELDS = (
     "JobIDRaw|JobID|Partition|QOS|Account|User|Submit|Eligible|Start|End|State|NNodes|ReqCPUS|ReqTRES|Timelimit"
 )
-SWEEP = """
-policies = ["fifo", "qssf", "service"]
-backfills = ["none", "easy"]
-estimates = ["limit"]
-
-[[windows]]
-from = "2020-06-12"
-to = "2020-06-13"
-
-[settings]
-nodes = ["14", "20"]
-
-[options.qssf]
-wait_share = [0.25, 1.0]
-"""
 
 
 def _as_sacct(job: Mapping[Any, Any]) -> str:

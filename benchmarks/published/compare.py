@@ -421,7 +421,7 @@ NAMES = {
 LEGEND = (
     "Mean seconds, by the semantics of the SC'21 artifact. Draws: lowest to highest over orders of jobs of one second, "
     "and for QSSF over its errors. Queued: jobs that did not start at once. Helios: same jobs and order, strict queue, "
-    "our semantics.{printed} What differs: docs/measured.md."
+    "our semantics.{printed} What differs: docs/research/measured.md."
 )
 PRINTED = " Printed: the artifact's own table, Philly, October and November 2017."
 

@@ -83,5 +83,5 @@ def run_demo(
     return Demo(
         description=describe(history.jobs, cluster=profile, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TRAINING_SHARE, seed=seed, progress=progress),
-        result=replace(result, check=check_order(history, request, progress=progress)),
+        result=replace(result, verdict=check_order(history, request, progress=progress)),
     )

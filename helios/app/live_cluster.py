@@ -32,7 +32,7 @@ from helios.slurm.hook_table import TABLE
 from helios.slurm.jobs import has_soft_limits
 from helios.slurm.node_weights import WeightPlan, plan_weights, read_conf
 from helios.slurm.parse import release
-from helios.slurm.power import PowerConfigReader, feature_racks
+from helios.slurm.power_config import PowerConfigReader, feature_racks
 from helios.slurm.preflight import (
     Check,
     FindingLevel,

@@ -21,7 +21,7 @@ from helios.app.own_order import LOOKS_BACK, gpu_machine
 from helios.config import Settings
 from helios.errors import HeliosError
 from helios.ports import Progress, no_progress
-from helios.report.order_check import CheckedOrder
+from helios.report.verdict import CheckedOrder
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ def check_tonight(
     """
     from helios.app.order_check import check_order  # noqa: PLC0415 - it compiles, and a live queue only reads checks
 
-    result = check_order(*_last_weeks(history, nodes, settings, now), draws=DRAWS, progress=progress)
+    # Recorded waits are those with Helios acting, so they say nothing of the site's own order.
+    asked = _last_weeks(history, nodes, settings, now)
+    result = check_order(*asked, draws=DRAWS, helios_acts=True, progress=progress)
     check = PastCheck(at=now, best=result.best, sentences=tuple(result.sentences()))
     with Warehouse.open(settings.database.url) as warehouse:
         earlier = [each for each in order_checks(warehouse, history.cluster) if now - KEPT < each.at < now]

@@ -31,7 +31,8 @@ from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
-from helios.control.guards import SETTLES
+from helios.control.preconditions import SETTLES
+from helios.dates import parse_date
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
 from helios.model import Snapshot
 from helios.ports import Progress, Service, no_progress
@@ -488,9 +489,6 @@ def _start(text: str) -> datetime | None:
     if not text:
         return None
     try:
-        start = datetime.fromisoformat(text)
-    except ValueError as reason:
-        raise ConfigurationInvalid(
-            f"history.start is {text!r}, which is no date.", hint="Write it as 2026-09-01."
-        ) from reason
-    return start if start.tzinfo else start.replace(tzinfo=UTC)
+        return parse_date(text, now=datetime.now(UTC), timezone="UTC")
+    except UsageError as reason:
+        raise ConfigurationInvalid(f"history.start: {reason.message}", hint=reason.hint) from reason

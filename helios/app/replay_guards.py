@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
 from helios.changes import Change, revert_job, to_job_changes
-from helios.control.guards import ahead_of_others, beyond_share
+from helios.control.user_share import ahead_of_others, beyond_share
 from helios.jit import cached_jit, inline_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster

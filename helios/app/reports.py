@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
 from helios.config import Energy
+from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS, size_class
 from helios.report.admin.decisions import (
@@ -32,7 +33,7 @@ from helios.report.admin.decisions import (
     service_days,
 )
 from helios.report.admin.predictions import prediction_accuracy
-from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
@@ -70,7 +71,7 @@ class ReportQuery:
     cluster : str, optional
         None for the only one in the warehouse.
     start, end : str, optional
-        As sacct's ``-S`` and ``-E``. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
+        As :mod:`helios.dates` reads them. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
     users, accounts, partitions : collections of str
         Only jobs of these; empty for all.
     hides_others : bool
@@ -100,11 +101,9 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
     with Warehouse.open(query.url) as warehouse:
         row = choose_cluster(warehouse, query.cluster)
         timezone = str(row["timezone"] or "UTC")
-        until = parse_moment(query.end or "now", now=query.now, timezone=timezone)
+        until = parse_date(query.end or "now", now=query.now, timezone=timezone, is_end=True)
         since = (
-            until - DEFAULT_LENGTH
-            if query.start is None
-            else parse_moment(query.start, now=query.now, timezone=timezone)
+            until - DEFAULT_LENGTH if query.start is None else parse_date(query.start, now=query.now, timezone=timezone)
         )
         if since >= until:
             raise UsageError(
@@ -189,7 +188,7 @@ class ReportContext:
         Today ends now, because the waits until midnight are not known yet.
         """
         now = self.query.now
-        begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        begin, end = local_day(parse_date(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if begin < now else end
 
     def shadow(

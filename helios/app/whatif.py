@@ -240,6 +240,15 @@ class ReplaySetup:
         """Time limit of each job, s, also of those that have none."""
         return self.machine.limits_s(self.default_limit_s)
 
+    @property
+    def recorded_wait_s(self) -> NDArray[np.float64]:
+        """Recorded wait of each job that counts, s, NaN where unknown."""
+        jobs = self.machine.jobs[self.counted]
+        eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
+        wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
+        known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+        return known
+
     @cached_property
     def own_order(self) -> LongestWaits:
         """Longest recent wait under the site's own order.
@@ -290,7 +299,7 @@ def answer_request(
     return WhatIf(
         cluster=history.cluster,
         capacity=history.capacity,
-        recorded_wait_s=recorded_waits(setup.machine.jobs[setup.counted]),
+        recorded_wait_s=setup.recorded_wait_s,
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -303,14 +312,6 @@ def answer_request(
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
-
-
-def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
-    """Return the recorded wait of each job, s, NaN where unknown."""
-    eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
-    wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
-    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
-    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:

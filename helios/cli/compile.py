@@ -30,8 +30,8 @@ from helios.predict.live_predictor import LivePredictor
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
 DAYS, FEW_DAYS, SERIES_DAYS = 16, 2, 50
-FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
-MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
+FEW = ["--trace", "few.csv.gz"]
+MANY = ["--trace", "many.csv.gz"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
 SLURM_CONF = """ClusterName=venus
 SelectType=select/cons_tres
@@ -42,7 +42,7 @@ STEPS = {
     "Replays of queue orders": ["whatif", *FEW, *MACHINE, "--oversized", "skip", "--draws", "2"],
     "Replays of one job": ["whatif", "explain", "{job}", *FEW, *MACHINE, "--oversized", "skip"],
     "Replays with services": [
-        *("simulate", "--service", "qssf", "--service", "soft_limits"),
+        *("whatif", "--service", "qssf", "--service", "soft_limits", "--draws", "0"),
         *(*FEW, *MACHINE, "--oversized", "skip"),
     ],
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
@@ -50,8 +50,8 @@ STEPS = {
     "Explanations": ["model", "explain", "{job}", *FEW],
     "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
-    "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
-    "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
+    "Nodes that sleep": ["whatif", "energy", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
+    "Nodes that sleep, from a series": ["whatif", "energy", "--series", "nodes.csv", "--from", "2020-10-20"],
 }
 """Commands that together call every compiled function, on a small synthetic cluster. A forecast takes two weeks."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from typer import Option
@@ -12,12 +13,12 @@ from helios.cli.options import (
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
     moment,
-    named_timezone,
 )
 from helios.cli.output import print_notes, print_result, progress_bars
 from helios.config import zone
@@ -39,16 +40,14 @@ def forecast_(
     ] = None,
     gpus_per_node: GpusPerNode = None,
     total: Total = None,
-    until: Annotated[
-        str | None, Option("--to", help="Forecast from this time on, by what was before. Default: the end of the data.")
-    ] = None,
+    until: Until = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast how many nodes will be needed tomorrow, hour by hour.
 
     For planning maintenance: the most nodes at once in each hour, with a range that nine of ten hours keep to, and how
     far off such forecasts were in the last weeks, beside as now and the same hour a week ago. Nodes are counted from
-    the jobs of a cluster, or read from a series.
+    the jobs of a cluster, or read from a series. With --to, as it would have been forecast then.
 
     Example: helios forecast --cluster venus
     """
@@ -63,7 +62,7 @@ def forecast_(
     with progress_bars() as progress:
         if files:
             per_node = gpus_per_node or settings.whatif.gpus_per_node
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             counted = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node, in_steps=True)
         else:
             pooled = None if total is None else str(max(int(total), 1))
@@ -82,7 +81,7 @@ def forecast_(
             counted,
             kind="series" if files else "cluster",
             zone=zone(zone_name),
-            until=moment(until, timezone=zone_name),
+            until=moment(until, timezone=zone_name, is_end=True, now=datetime.fromtimestamp(counted.end_s, UTC)),
             progress=progress,
         )
     print_notes(found.notes)

@@ -18,9 +18,9 @@ from helios.cli.options import (
     Draws,
     HistoryOptions,
     Machine,
+    WindowOptions,
     configuration,
     described,
-    duration,
     expand,
     moment,
     select_cluster,
@@ -35,7 +35,6 @@ from helios.report.models import (
     model_notes,
     models_table,
     outcome_text,
-    value_headline,
     value_table,
 )
 from helios.report.tables import evaluation_table
@@ -101,26 +100,6 @@ def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = F
     url, name = _site(cluster)
     outcome = model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC))
     print_result(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
-
-
-@commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
-def compare_(
-    first: Annotated[str, Argument(help="Id of a model.")],
-    second: Annotated[str, Argument(help="Id of another model.")],
-    cluster: Cluster = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two models on jobs that neither was trained on.
-
-    It also evaluates simple baselines. It says "no difference" where chance alone may explain one: many similar jobs of
-    one user count about as one observation.
-    """
-    url, name = _site(cluster)
-    with progress_bars() as progress:
-        history = model_registry.training_history(url, name, progress=progress)
-        comparison, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
-    found = comparison.to_json()
-    print_result(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
 
 
 @commands.command("nightly", epilog="Example: helios model nightly --dry-run")
@@ -211,7 +190,7 @@ def train(
     """Train a run-time model on a loaded cluster and store it.
 
     The first model of a cluster is promoted if its backtest is better than the baselines. A later one is only stored.
-    See how good it is with helios model compare, then use helios model promote. Or do all in one step with
+    See how good it is with helios model evaluate --model, then use helios model promote. Or do all in one step with
     helios model nightly.
     """
     settings = configuration().settings
@@ -245,27 +224,24 @@ def train(
     print_result(manifest | {"outcome": found}, learned, *outcome_text(found), as_json=as_json)
 
 
-@commands.command("evaluate", epilog="Example: helios model evaluate --train-until 2020-08-01 --json")
+@commands.command("evaluate", epilog="Example: helios model evaluate --from 2020-08-01 --json")
 @expand
 def evaluate(
     *,
     source: HistoryOptions,
-    train_until: Annotated[
-        str | None, Option(help="Train on jobs that had ended by this time, test on jobs submitted since.")
+    models: Annotated[
+        list[str] | None,
+        Option("--model", help="Compare this stored model with another one. Give it twice. Nothing is replayed."),
+    ] = None,
+    since: Annotated[
+        str | None, Option("--from", help="Test on jobs submitted since, after training on what had ended by then.")
     ] = None,
     test_fraction: Annotated[
         float | None,
         Option(help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction."),
     ] = None,
-    gpu_only: Annotated[bool, Option("--gpu-only", help="Test on GPU jobs only.")] = False,
-    value: Annotated[
-        bool, Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
-    ] = True,
     machine: Machine,
     draws: Draws = 5,
-    refit_every: Annotated[
-        str | None, Option(help="Retrain this often during the test, such as 7d. Default: never.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate predicted run times on later jobs, beside simple baselines.
@@ -275,44 +251,79 @@ def evaluate(
 
     p10 and p90 are as each job would have got them at its submission, calibrated by the jobs that had ended by then.
 
-    The tested jobs are also replayed on the nodes of --nodes, else on those of the record. Where these are only what
-    jobs held at once, hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then
-    it compares one replay with each predictor, plain FIFO, and the order by true run times, all with EASY backfill.
+    First it says, over --draws draws, which order Helios should run live: the verdict of helios whatif, on the same
+    window, which is the whole record without --from. Then it replays the tested jobs once with each predictor, plain
+    FIFO, and the order by true run times, all with EASY backfill, on the nodes of --nodes, else on those of the record.
+    Where these are only what jobs held at once, hardly any job waits.
+
+    With --model twice, two stored models are compared on jobs that neither was trained on.
     """
-    if train_until is not None and test_fraction is not None:
-        raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
+    if models:
+        _compare(models, source, as_json=as_json)
+        return
+    if since is not None and test_fraction is not None:
+        raise UsageError("--from and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
-    from helios.app.order_check import refuse_few, value_or_reason  # noqa: PLC0415 - numba and LightGBM
+    from helios.app.order_check import check_order, refuse_few, value_or_reason  # noqa: PLC0415 - numba and LightGBM
     from helios.app.record import complete_part  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
 
-    if value and draws:
+    if draws:
         refuse_few(draws)
     settings = configuration().settings
+    window = WindowOptions(since=since)
+    verdict, value = None, None
     with progress_bars() as progress:
-        history = source.read(progress)
-        history = described(history, settings=settings, machine=machine, resource="gpus" if gpu_only else None)
-        history = complete_part(history)
+        read = source.read(progress)
+        history = complete_part(described(read, settings=settings, machine=machine))
         split: dict[str, Any] = {
-            "train_until": moment(train_until, timezone=history.timezone),
+            "train_until": moment(since, timezone=history.timezone),
             "test_fraction": test_fraction or settings.model.test_fraction,
-            "gpu_only": gpu_only,
             "seed": settings.model.seed,
             "progress": progress,
         }
-        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
-        worth = None
-        if value:
+        evaluation = judge(history, **split)
+        if draws:
             request = WhatIfRequest(**machine.request_fields(settings, history.capacity))
-            worth = value_or_reason(history, request, draws=draws, model=evaluation.model, **split)
-    print_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
-    found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
+            value = value_or_reason(history, request, model=evaluation.model, **split)
+        if isinstance(value, OrderValue):
+            whole = described(read, settings=settings, window=window, machine=machine)
+            asked = WhatIfRequest(
+                **window.request_fields(whole),
+                **machine.request_fields(settings, whole.capacity),
+                seed=settings.model.seed,
+            )
+            verdict = check_order(whole, asked, draws=draws, progress=progress)
+    print_notes([*history.notes, *evaluation.notes, *model_notes(value)])
+    found, worth = evaluation.to_json(), value if isinstance(value, OrderValue) else None
     tables = [evaluation_table(found)]
-    if worth:
-        tables = [*value_headline(worth), "", *tables, "", value_table(worth)]
+    if worth and verdict:
+        tables = [*verdict.sentences(), "", *tables, "", value_table(worth)]
     size = None if history.capacity is None else history.capacity.to_json()
-    print_result(found | {"capacity": size, "value": worth.to_json() if worth else None}, *tables, as_json=as_json)
+    told = {"capacity": size, "verdict": verdict and verdict.to_json(), "value": worth and worth.to_json()}
+    print_result(found | told, *tables, as_json=as_json)
+
+
+def _compare(models: list[str], source: HistoryOptions, *, as_json: bool) -> None:
+    """Compare two stored models on jobs that neither was trained on.
+
+    It says "no difference" where chance alone may explain one, since many similar jobs of one user count about as one
+    observation.
+    """
+    if len(models) != 2 or source.trace is not None:
+        raise UsageError(
+            "--model compares two stored models of a loaded cluster.",
+            hint="Write helios model evaluate --model A --model B, with ids of: helios model list",
+        )
+    url, name = _site(source.cluster)
+    with progress_bars() as progress:
+        history = model_registry.training_history(url, name, progress=progress)
+        comparison, notes = model_registry.compare(
+            history, url=url, first=models[0], second=models[1], now=datetime.now(UTC)
+        )
+    found = comparison.to_json()
+    print_result(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
 
 
 @commands.command("explain", epilog="Example: helios model explain 12345")

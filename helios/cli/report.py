@@ -24,19 +24,21 @@ from helios.cli.options import (
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Since,
+    Until,
+    WindowOptions,
     configuration,
     expand,
-    moment,
     select_cluster,
     writable,
 )
 from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_file
+from helios.dates import FORMS
 from helios.errors import UsageError
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.decisions import moved_table, shadow_table
 from helios.report.admin.sacct_format import (
-    WORDS,
     Field,
     ReportTable,
     as_json,
@@ -55,9 +57,13 @@ commands = typer.Typer(
 
 
 Start = Annotated[
-    str | None, Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end.")
+    str | None,
+    Option("-S", "--starttime", metavar="DATE", help=f"Begin of the window ({FORMS}). Default: a week before the end."),
 ]
-End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. Default: now.")]
+End = Annotated[
+    str | None,
+    Option("-E", "--endtime", metavar="DATE", help="End of the window; a day or month is included. Default: now."),
+]
 Services = Annotated[list[str] | None, Option("--service", help="Only these services, separated by commas.")]
 Nodes = Annotated[
     str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
@@ -348,12 +354,8 @@ def print_lines(lines: Iterable[str]) -> None:
 def advise_(
     *,
     source: HistoryOptions,
-    since: Annotated[
-        str | None, Option("--from", help="Begin of the window. Default: four weeks before its end.")
-    ] = None,
-    until: Annotated[
-        str | None, Option("--to", help="End of the window. Default: now, of a file its last job.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     user: Annotated[
         list[str] | None, Option("-u", "--user", help="These users, separated by commas. Default: yourself.")
     ] = None,
@@ -368,8 +370,8 @@ def advise_(
     """Say which requests of your jobs do not fit what they need.
 
     Time limits far too long or too short, memory, CPUs and GPUs that were never used, and repeated small jobs that may
-    share a GPU. Each advice names the jobs, the hours and the interval that it rests on. Of few alike jobs nothing is
-    said.
+    share a GPU. By default of the last four weeks. Each advice names the jobs, the hours and the interval that it rests
+    on. Of few alike jobs nothing is said.
 
     Example: helios advise --user alice --from 2026-11-01
     """
@@ -385,10 +387,10 @@ def advise_(
     with progress_bars() as progress:
         if source.trace is not None:
             loaded = source.read(progress)
-            bounds = [moment(text, timezone=loaded.timezone) for text in (since, until)]
-            found = advise.advise_on(loaded, since=bounds[0], until=bounds[1], users=users, used=of_file)
+            last = None if loaded.jobs.empty else loaded.jobs["submitted_at"].max().to_pydatetime()
+            begin, end = WindowOptions(since=since, until=until).bounds(loaded.timezone, last)
+            found = advise.advise_on(loaded, since=begin, until=end, users=users, used=of_file)
         else:
-            source.refuse_file_options()
             ask = ReportQuery(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),

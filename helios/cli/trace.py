@@ -10,15 +10,12 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
+from helios.choices import TraceFormat
 from helios.cli.options import (
     AsJson,
     Cluster,
-    Columns,
-    Format,
-    GpusFrom,
     HistoryOptions,
     Report,
-    Timezone,
     configuration,
     expand,
     moment,
@@ -35,6 +32,32 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(no_args_is_help=True, help="Load, describe and export job history.")
 
+Format = Annotated[
+    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
+]
+Columns = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        metavar="MAP",
+        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
+        "says, such as slurmdbd; help lists them.",
+    ),
+]
+Timezone = Annotated[
+    str | None,
+    Option(
+        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
+    ),
+]
+GpusFrom = Annotated[
+    Path | None,
+    Option(
+        "--gpus-from",
+        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
+        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
+    ),
+]
 LoadName = Annotated[
     str | None, Option("--cluster", help="Name of the cluster. Default: the one in the file, else the file's name.")
 ]

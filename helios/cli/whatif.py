@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
+from helios.choices import Backfill, Policy, RunTimes
+from helios.cli.energy import energy
 from helios.cli.options import (
     AsJson,
     Draws,
@@ -23,7 +23,6 @@ from helios.cli.options import (
     described,
     expand,
     refuse_misplaced,
-    writable,
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
@@ -37,6 +36,10 @@ OrderBy = Annotated[
     RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
 ]
 
+commands.command(
+    "energy", epilog="Example: helios whatif energy --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
+)(energy)
+
 
 @commands.callback(invoke_without_command=True)
 @expand
@@ -47,101 +50,49 @@ def whatif_(
     machine: Machine,
     window: WindowOptions,
     policy: Annotated[
-        list[str] | None, Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
+        list[str] | None, Option("--policy", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
     ] = None,
-    backfill: Annotated[
-        list[str] | None, Option(help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
-    ] = None,
-    estimates: Annotated[
+    service: Annotated[
         list[str] | None,
-        Option(
-            help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
-            "commas."
-        ),
+        Option(help="Also replay with this service acting, with the guards that act live. If repeated, together."),
     ] = None,
-    run_times: OrderBy = None,
     option: Annotated[
         list[str] | None,
         Option(
-            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable."
+            "--set",
+            help="Set an option of a service that acts, or else of a policy: NAME.OPTION=VALUE, such as "
+            "qssf.wait_share=0.25. Repeatable.",
         ),
     ] = None,
-    frontier: Annotated[
-        bool, Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
-    ] = False,
     replay: ReplayOptions,
     draws: Draws = 5,
-    repeat: Annotated[
-        int,
-        Option(
-            min=0,
-            help="Replay each scenario this often, each time with users moved by other days (without users: other "
-            "weeks; in a short window: other days or arrivals), to see which differences are more than chance. Use 20. "
-            "0: one replay, with intervals from its own weeks or days.",
-        ),
-    ] = 0,
-    repeat_over: Annotated[
-        ResampledUnit | None,
-        Option(
-            help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users "
-            "where they are known."
-        ),
-    ] = None,
-    sweep_file: Annotated[
-        Path | None,
-        Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option(help="File for the results of the sweep. After an interruption, the same command goes on from it."),
-    ] = None,
-    csv: Annotated[
-        Path | None, Option("--csv", callback=writable, help="Also write the results of the sweep to this CSV file.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
-        ),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        Option(help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."),
-    ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
-    First it says, over --draws draws of the window, which order Helios should run live: its default (qssf), size, or
-    the site's own. Then one replay says who would wait shorter and who longer. Without --policy, --backfill and
-    --estimates it replays a default set: plain FIFO with EASY backfill by time limits, strict
-    FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
-    the true run times. With --frontier it shows the settings between a short mean and a short longest wait. Nothing
-    touches a cluster.
-    For the meaning of the options see docs/whatif.md.
+    First it says, over --draws draws of the window, which order Helios should run live, and what that costs: its
+    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. Without
+    --policy it replays a default set: plain FIFO with EASY backfill by time limits, strict FIFO, fewest GPUs first,
+    QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know the true run times.
+    With --service it also runs the code of services that act live, by default beside plain FIFO + EASY and fewest
+    GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see cli.replays
+    from helios.app.order_check import refuse_few  # noqa: PLC0415 - see cli.replays
+    from helios.app.scenarios import CONTROLS, scenarios, with_options  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli import replays  # noqa: PLC0415 - as above
 
+    if draws:
+        refuse_few(draws)
     settings = configuration().settings
-    replays.refuse_contradictions(context)
-    chosen = scenarios(
-        policies=replays.choices(policy, Policy, "--policy"),
-        backfills=replays.choices(backfill, Backfill, "--backfill"),
-        estimates=[replays.read_estimate(word) for word in replays.split_words(estimates)],
-        run_times=run_times,
-    )
-    chosen = with_options(chosen, option or [])
-    live = replays.live_setting(settings) if frontier else None
-    if frontier:
-        chosen = frontier_scenarios(live)
+    acting, options_left = replays.requested_services(settings, names=service or [], options=option or [])
+    chosen = scenarios(policies=replays.choices(policy, Policy, "--policy"))
+    chosen = with_options(list(CONTROLS) if acting and not policy else chosen, options_left)
     with progress_bars() as progress:
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
@@ -150,34 +101,13 @@ def whatif_(
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
-            predict_again_s=replay.predict_again_s(),
         )
-        if sweep_file is not None:
-            swept = replays.run_sweep(
-                sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress
-            )
-        else:
-            found = replays.replay_and_compare(
-                history,
-                request,
-                draws=draws,
-                times=repeat,
-                over=repeat_over,
-                engine=lambda: replays.engine_for(dask=dask, workers=workers or 1),
-                progress=progress,
-            )
-    if sweep_file is not None:
-        replays.show_sweep(swept, csv=csv, as_json=as_json)
-        return
-    if live is not None:
-        found = replace(found, whatif=replace(found.whatif, live=live.parts))
+        found = replays.replay_and_compare(history, request, settings, acting, draws=draws, progress=progress)
     print_notes(found.whatif.notes)
-    if frontier and live is None:
-        print_message("note: The service qssf is not configured here, so no setting is live.")
     if report is not None:
         typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
         typed += replay.as_arguments()
-        replays.write_whatif(report, history, found.whatif, found.differences, options=typed)
+        replays.write_whatif(report, history, found.whatif, options=typed)
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
 
 
@@ -234,7 +164,6 @@ def explain_in_replay(
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
-            predict_again_s=replay.predict_again_s(),
         )
         found = explain_wait(history, request, job, progress=progress)
     print_result(found.to_json(), *found.parts(), as_json=as_json)
@@ -295,7 +224,7 @@ def slurm(
     texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
     conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
     chosen = configuration().settings
-    services = requested_services(chosen, names=service, options=[]) if service else None
+    services = requested_services(chosen, names=service, options=[])[0] if service else None
     site = read_site(conf, **texts)
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:

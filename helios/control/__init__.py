@@ -7,7 +7,6 @@ and ledgers are used through their interfaces only. The time is an argument.
 from __future__ import annotations
 
 from helios.control.cycle import ActiveService, Cycle
-from helios.control.guards import Preconditions, suspension_reasons
 from helios.control.jobs import JobDomain, release
 from helios.control.modes import (
     CanaryCluster,
@@ -20,6 +19,7 @@ from helios.control.modes import (
 )
 from helios.control.nodes import NodeDomain, release_nodes
 from helios.control.observed import AppliedChange, AppliedChanges, Tolerance, Undo
+from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.report import CycleReport, NodeCycleReport
 from helios.control.state import (
     BreakerState,

@@ -19,9 +19,10 @@ from helios.actions import Action, NodeOutcome, Outcome, Result
 from helios.changes import Change, Key, RequestedChanges
 from helios.choices import Domain
 from helios.config import Settings
-from helios.control.guards import GuardResult, Preconditions, why_cut_short
+from helios.control.guards import GuardResult
 from helios.control.modes import ServiceMode
 from helios.control.observed import AppliedByKey, AppliedChange, AppliedChanges, Observation, Undo
+from helios.control.preconditions import Preconditions, why_cut_short
 from helios.control.report import HELIOS, PAUSED, AuditEntry, AuditLog
 from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost

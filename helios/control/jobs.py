@@ -37,7 +37,7 @@ from helios.control.cycle import (
     release_entries,
     shadow_intent,
 )
-from helios.control.guards import GuardResult, Preconditions, apply_guards, keep_one_owner, suspension_reasons
+from helios.control.guards import GuardResult, apply_guards, keep_one_owner
 from helios.control.modes import ServiceMode, cluster_for_mode, describe_mode
 from helios.control.observed import (
     SET_AGAIN,
@@ -49,6 +49,7 @@ from helios.control.observed import (
     helios_values,
     pending_jobs,
 )
+from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.report import HELIOS, AuditEntry, CycleReport
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot

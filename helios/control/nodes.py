@@ -46,19 +46,9 @@ from helios.control.cycle import (
     release_entries,
     shadow_intent,
 )
-from helios.control.guards import (
-    GuardResult,
-    NodeCycleContext,
-    PowerBudget,
-    Preconditions,
-    apply_node_guards,
-    bound_power_changes,
-    cluster_suspension_reasons,
-    is_in_desired_state,
-    keep_one_owner,
-    why_keep_awake,
-)
+from helios.control.guards import GuardResult, keep_one_owner
 from helios.control.modes import ServiceMode, node_cluster_for_mode
+from helios.control.node_guards import NodeCycleContext, apply_node_guards, is_in_desired_state, why_keep_awake
 from helios.control.observed import (
     AppliedByKey,
     AppliedChange,
@@ -72,6 +62,8 @@ from helios.control.observed import (
     same_list,
     weight_in,
 )
+from helios.control.power_budget import PowerBudget, bound_power_changes
+from helios.control.preconditions import Preconditions, cluster_suspension_reasons
 from helios.control.report import HELIOS, AuditEntry, NodeCycleReport, node_cycle_counts, wanted_awake
 from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeUp
 from helios.errors import HeliosError

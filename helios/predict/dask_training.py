@@ -53,7 +53,7 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 class DaskTrainer:
     """``Trainer`` on the workers of a Dask cluster.
 
-    The same seed gives trees close to those trained locally, but not the same ones (docs/experiments.md).
+    The same seed gives trees close to those trained locally, but not the same ones (docs/research/experiments.md).
 
     Attributes
     ----------

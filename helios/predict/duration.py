@@ -278,14 +278,6 @@ def train_on(
     )
 
 
-def refit(model: DurationModel, walk: RecordedWalk, *, until: datetime, seed: int) -> DurationModel:
-    """Return the model with trees trained again, as of ``until``.
-
-    ``trained`` and the calibration are kept.
-    """
-    return replace(model, trees=grow_trees(walk.timeline, until, seed=seed), backtest=None)
-
-
 def grow_trees(
     timeline: Timeline,
     until: datetime,

@@ -40,7 +40,7 @@ RESAMPLES = 200
 _INTERVAL_PERCENTILES = (5.0, 95.0)
 
 KEPT = 2.0
-"""A burst of n jobs is thinned to this times sqrt(n). 1, 2 and 4 were tried (docs/experiments.md)."""
+"""A burst of n jobs is thinned to this times sqrt(n). 1, 2 and 4 were tried (docs/research/experiments.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -71,7 +71,8 @@ MISS = 0.1
 # Steps of the offsets, in log-odds. The step of a group is FIRST_STEP / sqrt(jobs), and at least STEP.
 STEP, FIRST_STEP, USER_STEP = 0.02, 0.5, 0.05
 # Weight in the calibration of the n-th job of a burst: n ** power, and at least the second number. A thousand jobs
-# submitted at once are one event. With a least weight of .1 they moved the offsets of all jobs (docs/experiments.md).
+# submitted at once are one event. With a least weight of .1 they moved the offsets of all jobs
+# (docs/research/experiments.md).
 BURST_POWER, LEAST_WEIGHT = -0.5, 0.02
 UNKNOWN_USER_POWER, UNKNOWN_USER_LEAST_WEIGHT = -0.25, 0.2
 # Slurm lets a job outlive its limit by KillWait (30 s) and until its next check of limits.

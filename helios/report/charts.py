@@ -30,7 +30,6 @@ from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, energy_answer, timer_name
 from helios.report.energy_whatif import CES, ORACLE, EnergyWhatIf, PolicyResult
 from helios.report.history import STATES, Description
-from helios.report.significance import propose_scenario
 from helios.report.tables import CONTROL_NAMES
 from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
 from helios.units import DAY_S, duration
@@ -572,7 +571,7 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
 
     The baseline against the proposed order. None where there is one partition, no proposal, or no names.
     """
-    chosen, named = propose_scenario(result), result.named
+    chosen, named = result.proposal, result.named
     if chosen is None or named is None or len(result.partitions) < 2:
         return None
     pair = (result.baseline, chosen)

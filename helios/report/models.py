@@ -12,8 +12,6 @@ from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_CLASSES, SIZE_HEADS
-from helios.report.order_check import OrderCheck
-from helios.report.significance import SINGLE_REPLAY
 from helios.report.tables import WIDE, figure, plain_table
 from helios.units import duration, percent
 
@@ -188,7 +186,7 @@ def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
     if promoted == "shrinkage":
         none = "Active: shrinkage, which needs no training."
         return [none, f"Promote it all the same: helios model promote {model_id}"]
-    compare = f"Compare both: helios model compare {promoted} {model_id}"
+    compare = f"Compare both: helios model evaluate --model {promoted} --model {model_id}"
     return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
 
 
@@ -247,8 +245,6 @@ class OrderValue:
         gpus or cpus.
     replays : mapping of QueueSummary
         Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
-    check : OrderCheck, optional
-        The verdict on the live order, over draws. None where there is only this one replay.
     notes : tuple of str
         Assumptions, for a person.
     """
@@ -257,7 +253,6 @@ class OrderValue:
     gpus_per_node: int
     resource: str
     replays: Mapping[str, QueueSummary]
-    check: OrderCheck | None = None
     notes: tuple[str, ...] = ()
 
     def share(self, name: str) -> float | None:
@@ -279,7 +274,6 @@ class OrderValue:
             "nodes": dict(self.nodes),
             "gpus_per_node": self.gpus_per_node,
             "resource": self.resource,
-            "order_check": None if self.check is None else self.check.to_json(),
             "share_of_oracle_gain": self.share(MODEL),
             "replays": {
                 name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
@@ -311,8 +305,3 @@ def value_table(value: OrderValue) -> RenderableType:
             cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
             table.add_row(*cells, style="bold" if name == MODEL else None)
     return table
-
-
-def value_headline(value: OrderValue) -> list[str]:
-    """Return the verdict on the live order, or why there is none."""
-    return [SINGLE_REPLAY] if value.check is None else value.check.sentences()

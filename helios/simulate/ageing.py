@@ -23,7 +23,7 @@ from helios.units import DAY_S
 EVERY_S = 3_600
 """Time between two values of the longest wait, s."""
 MEMORY_S = 28 * DAY_S
-"""How long a wait counts after the job has started, s, live and in replays (docs/experiments.md compares values)."""
+"""How long a wait counts after its job has started, s, live too (docs/research/experiments.md compares values)."""
 LEAST_TAU_S = 3_600
 """Shortest ageing time, s."""
 LEAST_BOUND_S = 3 * 3_600

@@ -15,7 +15,7 @@ from helios.slurm.backend import Backend
 from helios.slurm.commands import CommandsBackend, Sprio, show
 from helios.slurm.jobs import SlurmCluster, now
 from helios.slurm.nodes import SlurmNodes
-from helios.slurm.power import PowerConfigReader, feature_racks
+from helios.slurm.power_config import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 

@@ -20,9 +20,6 @@ from helios.slurm import parse, translate
 from helios.slurm.backend import Backend, NodeUpdate, RawNode
 from helios.slurm.jobs import OVERRULED, SPENT, now
 from helios.slurm.power import (
-    KEEP_AWAKE_SINCE,
-    PowerConfig,
-    PowerConfigReader,
     excluded_reason,
     is_idle,
     join_exceptions,
@@ -32,6 +29,7 @@ from helios.slurm.power import (
     same_list,
     why_not_wake,
 )
+from helios.slurm.power_config import KEEP_AWAKE_SINCE, PowerConfig, PowerConfigReader
 
 DOWN, UP = "POWER_DOWN", "POWER_UP"
 """The only two states that are written. ``POWER_DOWN_ASAP`` would drain nodes, and ``POWER_DOWN_FORCE`` kills jobs."""

@@ -21,7 +21,7 @@ from helios.errors import HeliosError
 from helios.private_files import find_denied
 from helios.slurm import parse
 from helios.slurm.accounting import Accounting
-from helios.slurm.power import KEEP_AWAKE_SINCE, KEEPS_LIST, power_config, programs, seconds
+from helios.slurm.power_config import KEEP_AWAKE_SINCE, KEEPS_LIST, power_config, programs, seconds
 from helios.slurm.shell import Shell, lines, quoted
 from helios.slurm.translate import SOFT_LIMITS_SINCE
 

@@ -137,6 +137,8 @@ class NodeShapes:
         NaN where unknown.
     gpu_type : tuple of str
         Empty where unknown.
+    share_with : float64 array of shape (n_partition_names,)
+        Share of the nodes of each partition that have the resource. NaN where the cluster does not say which it has.
     out : BusyIntervals
         When nodes were out of service, disjoint on each node.
     """
@@ -148,6 +150,7 @@ class NodeShapes:
     cpus: NDArray[np.float64]
     memory_mib: NDArray[np.float64]
     gpu_type: tuple[str, ...]
+    share_with: NDArray[np.float64]
     out: BusyIntervals
 
 
@@ -344,6 +347,7 @@ def _from_nodes(
         cpus=one["cpus"].to_numpy(dtype=np.float64),
         memory_mib=one["memory_mib"].to_numpy(dtype=np.float64),
         gpu_type=tuple("" if pd.isna(kind) else str(kind) for kind in one["gpu_type"]),
+        share_with=_share_with_resource(history, nodes),
         out=out,
     )
     return Capacity(
@@ -358,6 +362,16 @@ def _from_nodes(
         nodes=shapes,
         placement=placement,
     )
+
+
+def _share_with_resource(history: StudyHistory, nodes: pd.DataFrame | None) -> NDArray[np.float64]:
+    """Return the share of nodes with the resource in each partition, NaN where its nodes are not known."""
+    shares = dict[str, float]()
+    if nodes is not None:
+        has_it = nodes[history.resource].fillna(0) > 0
+        shares = {str(name): float(share) for name, share in has_it.groupby(nodes["partition"]).mean().items()}
+    values = [[shares.get(name, np.nan) for name in value.split(",")] for value in history.partition.values]
+    return np.array([np.mean(value) for value in values], dtype=np.float64)
 
 
 def _out_of_service(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,10 +28,11 @@ from helios.report.stored_study import StoredStudy, study_path
 from helios.study.capacity import Capacity, find_capacity
 from helios.study.figures.catalog import study_figures
 from helios.study.figures.source import FigureData, FigureSource, NamedLevel, compare_clusters
+from helios.study.proposals import Source
 from helios.study.statements import jobs as job_findings
 from helios.study.statements import levels
 from helios.study.statements.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
-from helios.study.text import Source, Statement, statements
+from helios.study.text import Statement, statements
 from helios.units import HOUR_S
 from helios.warehouse import Warehouse
 
@@ -214,7 +214,7 @@ def load_study(
     *,
     url: str,
     cluster: str | None,
-    window: Callable[[str], tuple[datetime | None, datetime | None]],
+    window: Callable[[str, datetime | None], tuple[datetime | None, datetime | None]],
     progress: Progress = no_progress,
 ) -> tuple[LoadedHistory, NodeRecords]:
     """Read the jobs and nodes of a cluster from the warehouse.
@@ -224,7 +224,8 @@ def load_study(
     Parameters
     ----------
     window : callable
-        Returns begin and end of the window for the cluster's time zone, each None where it has no bound.
+        Returns begin and end of the window for the time zone and the end of a history that is not live, each None where
+        it has no bound.
 
     Raises
     ------
@@ -237,8 +238,9 @@ def load_study(
     with Warehouse.open(url) as warehouse:
         row = choose_cluster(warehouse, cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
-        since, until = window(timezone)
         covered, record = live_window(warehouse, name), None
+        last = row["last_submitted_at"]
+        since, until = window(timezone, None if covered or pd.isna(last) else last.to_pydatetime())
         if since is not None or until is not None:
             # A part of the jobs does not tell in which window the record is complete.
             record = record_window(warehouse.jobs(name, columns=RECORD_COLUMNS), asked=covered)
@@ -283,7 +285,7 @@ def study(
     records : NodeRecords, optional
         The nodes.
     source : Source, optional
-        Options that select the history in the commands of the statements.
+        Where the history comes from, for the commands of the statements.
 
     Raises
     ------
@@ -323,14 +325,13 @@ def study(
     idle = idle_by_day(history, capacity) if history.has_starts and capacity.total.any() else None
     findings = find_all(history, capacity, records, idle, progress=progress)
     progress("Studying", 1.0)
-    source = replace(source or Source(), nodes=_nodes(capacity, records))
     return Study(
         history=history,
         capacity=capacity,
         size=size,
         idle=idle,
         findings=tuple(findings),
-        statements=tuple(statements(findings, unit=history.unit, source=source)),
+        statements=tuple(statements(findings, history, size=size, source=source or Source())),
         notes=(*notes, *_notes(history), *capacity.notes),
     )
 
@@ -389,19 +390,6 @@ def find_all(
     return sorted(with_reasons, key=lambda finding: finding.number)
 
 
-def command_source(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
-    """Return the options that select a history in commands."""
-    cluster_option = ["--cluster", cluster] if cluster is not None else []
-    if trace is None:
-        return Source(options=shlex.join(cluster_option), cluster=shlex.join(cluster_option))
-    timezone_option = ["--timezone", timezone] if timezone is not None else []
-    return Source(
-        options=shlex.join(["--trace", str(trace), *timezone_option, *cluster_option]),
-        load=shlex.join(["helios", "trace", "load", str(trace), *timezone_option, *cluster_option]),
-        cluster=shlex.join(cluster_option),
-    )
-
-
 def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
     if not partitions:
         return jobs
@@ -412,13 +400,6 @@ def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.Da
             hint=f"Partitions are: {', '.join(known[:20]) or 'not recorded here'}",
         )
     return jobs[jobs["partition"].isin(list(partitions))].reset_index(drop=True)
-
-
-def _nodes(capacity: Capacity, records: NodeRecords) -> int | None:
-    """Return the number of nodes, None where no node is known."""
-    if records.given:
-        return sum(records.given.values())
-    return None if capacity.nodes is None else len(capacity.nodes.names)
 
 
 def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | None]:

@@ -18,7 +18,7 @@ from helios.slurm.backend import NodeUpdate
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import TAKEN, TOO_OLD, SlurmNodes
-from helios.slurm.power import PowerConfigReader
+from helios.slurm.power_config import PowerConfigReader
 from helios.slurm.preflight import FindingLevel, power_checks, run_checks
 from helios.slurm.shell import Shell
 from tests.changes import asked_of_nodes

@@ -73,7 +73,7 @@ def test_a_user_without_the_database_reads_a_file(helios: Helios, tmp_path: Path
         end = times.split("|")[0].replace("T01", "T02")
         lines.append(f"{number}|eve|gpu|COMPLETED|{times}|{end}|3600|1-00:00:00|billing=4,cpu=4,gres/gpu=1,node=1")
     (tmp_path / "mine.txt").write_text("\n".join(lines) + "\n")
-    found = helios("advise", "--trace", tmp_path / "mine.txt", "--user", "eve", "--timezone", "UTC", "--json").json
+    found = helios("advise", "--trace", tmp_path / "mine.txt", "--user", "eve", "--json").json
     assert [one["kind"] for one in found["advice"]] == ["limit_too_long"]
 
 

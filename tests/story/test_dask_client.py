@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.sweep import run_on_dask
 from helios.dask_client import connect, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer
 from helios.predict.duration import TrainingSet
-from tests.unit.app.test_resampling import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")
@@ -114,14 +112,11 @@ def test_another_patch_of_python_is_no_other_release(versions_of: tuple[Any, dic
     refuse(client)
 
 
-def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_refuses_them(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(client: Any, packages: list[str]) -> dict[str, Any]:
         return {"client": {"packages": {}}, "workers": {"tcp://odd": {"packages": {packages[-1]: "0.1"}}}}
 
     monkeypatch.setattr(distributed.Client, "get_versions", told)
-    history = a_site(1.0, jobs=20)
-    with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
-        next(run_on_dask(history, (), address=cluster.scheduler_address))
     training_set = TrainingSet(features=np.zeros((9, 1)), ended=np.zeros(9), names=("one",))
     with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
         DaskTrainer(address=cluster.scheduler_address)(training_set, seed=0)

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,15 @@ from helios.cli.main import COMMANDS, import_command
 ROOT = Path(__file__).parents[2]
 TOP = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 DOCUMENTS = sorted([*TOP, *ROOT.glob("docs/**/*.md")])
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+RESEARCH = sorted(ROOT.glob("docs/research/*.md"))
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *RESEARCH])
 WIDTH = 100
+WORDS_IN_ALL = 43_500
+"""Most words of all pages but decisions and what a program writes; 40,000 are wanted with decisions."""
+WORDS_OF = {"docs/research/*.md": 4_000, "docs/whatif.md": 3_500, "docs/pools.md": 3_000, "docs/formats.md": 2_500}
+"""Most words of pages that had grown beyond an evening's reading."""
+WORDS_IN_A_CELL = 20
+"""Most words in a cell of a table of research: more is prose."""
 
 
 def reference_pages() -> dict[str, str]:
@@ -88,7 +96,30 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
 
 def test_every_page_is_in_the_table_of_contents() -> None:
     contents = (ROOT / "docs" / "README.md").read_text()
-    assert [page.name for page in ROOT.glob("docs/*.md") if f"({page.name}" not in contents] == ["README.md"]
+    names = [str(page.relative_to(ROOT / "docs")) for page in [*ROOT.glob("docs/*.md"), *RESEARCH]]
+    assert [name for name in names if f"({name}" not in contents] == ["README.md"]
+
+
+def count_words(pages: Iterable[Path]) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def test_the_documents_stay_short() -> None:
+    apart = {"reference", "decisions"}
+    written = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name not in apart]
+    assert count_words(written) <= WORDS_IN_ALL
+
+
+@pytest.mark.parametrize("pages", WORDS_OF)
+def test_a_long_subject_stays_within_its_words(pages: str) -> None:
+    assert 0 < count_words(ROOT.glob(pages)) <= WORDS_OF[pages]
+
+
+@pytest.mark.parametrize("page", RESEARCH, ids=lambda path: path.name)
+def test_cells_of_research_are_short(page: Path) -> None:
+    rows = [line.strip("|") for line in page.read_text().splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in row.split(" | ")]
+    assert [cell for cell in cells if len(cell.split()) > WORDS_IN_A_CELL] == []
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)
@@ -116,7 +147,17 @@ def test_every_benchmark_and_test_that_a_page_names_exists(page: Path) -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "deploy", "tests"])
+def test_every_benchmark_in_a_table_of_figures_exists() -> None:
+    named = set()
+    for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/research/measured.md").read_text(), flags=re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
+        if "benchmark" in head:
+            named |= {row[head.index("benchmark")].strip("`").split()[0] for row in rows}
+    assert named > {"same"}
+    assert [name for name in sorted(named - {"same"}) if not (ROOT / f"benchmarks/{name}.py").exists()] == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "deploy", "helios", "tests"])
 def test_every_page_that_the_code_names_exists(folder: str) -> None:
     named = {
         name

@@ -17,7 +17,7 @@ from tests.story.shell import Helios, shell
 from tests.traces import TRACES, needs_traces
 
 BEGIN = pd.Timestamp("2026-11-01T00:00:00Z")
-WINDOW = ("-S", "2026-11-03", "-E", "2026-11-17")
+WINDOW = ("-S", "2026-11-03", "-E", "2026-11-16")
 
 
 def a_fortnight(url: str) -> None:
@@ -111,7 +111,7 @@ def test_a_real_dump_of_jobs_alone_says_what_it_cannot_know(tmp_path: Path) -> N
     helios = shell(tmp_path)
     trace = TRACES / "sacct_raw_phillips_dec2016.txt.gz"
     helios("trace", "load", trace, "--cluster", "phillips", "--timezone", "America/New_York")
-    window = ("-S", "2016-12-31", "-E", "2017-01-02")
+    window = ("-S", "2016-12-31", "-E", "2017-01-01")
     answer = helios("report", "energy", *window, "--json").json
     assert answer["nodes"] > 40 and answer["total"]["busy_h"] > 500
     assert answer["total"]["idle_h"] == answer["total"]["asleep_h"] == 0

@@ -13,8 +13,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Helios:
     """A site with a day of history loaded, and no model."""
     folder = tmp_path_factory.mktemp("site")
     write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1), folder / "venus.csv")
-    helios = shell(folder)
-    helios("trace", "load", "venus.csv", "--timezone", "Asia/Shanghai")
+    helios = shell(folder, HELIOS_INGEST_TIMEZONE="Asia/Shanghai")
+    helios("trace", "load", "venus.csv")
     return helios
 
 
@@ -31,7 +31,7 @@ def test_a_job_of_the_history_is_explained_in_words(site: Helios) -> None:
 
 def test_a_model_of_its_moment_explains_a_job_of_a_trace(site: Helios) -> None:
     job = the_last_job(site)
-    answer = site("model", "explain", job, "--trace", "venus.csv", "--timezone", "Asia/Shanghai", "--json").json
+    answer = site("model", "explain", job, "--trace", "venus.csv", "--json").json
     assert answer["job_id"] == job
     assert answer["p10_s"] <= answer["p50_s"] <= answer["p90_s"]
     assert answer["steps"][0]["level"] == "prior"

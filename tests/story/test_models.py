@@ -35,7 +35,7 @@ def test_models_are_trained_compared_promoted_and_rolled_back(tmp_path: Path) ->
     assert first["digest"]
     second = site("model", "train", "--until", "2020-09-06", "--json").json
     assert second["outcome"]["promoted"] == first["model_id"]
-    told = site("model", "compare", first["model_id"], second["model_id"], "--json").json
+    told = site("model", "evaluate", "--model", first["model_id"], "--model", second["model_id"], "--json").json
     assert told["jobs"] > 500
     assert {"shrinkage", "user_last", first["model_id"]} == set(told["against"])
     site("model", "promote", second["model_id"], "--why", "fresher")
@@ -68,4 +68,8 @@ def test_drift_is_shown_for_the_model_promoted(site: Helios) -> None:
 
 def test_a_model_that_is_not_there_is_named(site: Helios) -> None:
     assert "'nobody'" in site("model", "promote", "nobody", code=1).err
-    assert "same model twice" in site("model", "compare", "a", "a", code=2).err
+    assert "same model twice" in site("model", "evaluate", "--model", "a", "--model", "a", code=2).err
+
+
+def test_a_model_is_compared_with_another_one_only(site: Helios) -> None:
+    assert "--model A --model B" in site("model", "evaluate", "--model", "a", code=2).err

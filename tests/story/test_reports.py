@@ -18,7 +18,7 @@ from tests.story.shell import Answer, Helios, shell
 from tests.traces import TRACES, needs_traces
 from tests.unit.report.admin.frames import at, decisions_frame, predicted, predictions_frame
 
-WINDOW = ("-S", "2026-11-20", "-E", "2026-11-21")
+WINDOW = ("-S", "2026-11-20", "-E", "2026-11-20")
 REPORTS = ("queue", "users", "accounts", "partitions", "predictions", "decisions", "services")
 
 
@@ -139,13 +139,13 @@ def test_every_report_answers_a_program_with_json(helios: Helios, report: str) -
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_an_empty_window_is_no_error_and_says_so(helios: Helios, report: str) -> None:
-    answer = helios("report", report, "-S", "2001-01-01", "-E", "2001-01-02")
+    answer = helios("report", report, "-S", "2001-01-01", "-E", "2001-01-01")
     assert len(answer.out.splitlines()) == 1
     assert answer.out.startswith(("No", "Nothing"))
 
 
 def test_who_is_shown_nothing_learns_what_the_history_spans(helios: Helios) -> None:
-    answer = helios("report", "users", "-S", "2001-01-01", "-E", "2001-01-02")
+    answer = helios("report", "users", "-S", "2001-01-01", "-E", "2001-01-01")
     assert "The history spans 2026-11-20 00:00 to 2026-11-20 20:00." in answer.out
 
 
@@ -277,7 +277,7 @@ def test_repeated_jobs_are_told_to_programs_and_on_a_page(sweeps: Helios, tmp_pa
     assert set(found) >= {"title", "rows", "total", "notes", "sums", "gains", "replays"}
     assert [(row["name"], row["jobs"], row["evidence"]) for row in found["rows"]] == [("train lr=0", 12, "alike names")]
     assert found["sums"]["fusible_hours_low"] == pytest.approx(22)
-    told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-21", "--json").json["statements"][15]
+    told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-20", "--json").json["statements"][15]
     assert told["parts"]["share_of_hours_repeated_low"] == pytest.approx(22 / found["sums"]["gpu_hours"])
     assert "All alike jobs, gain 1.87" in page.read_text()
     lines = rows(sweeps("report", "trials", *WINDOW, "--draws", "0", "-nP", "-o", "user,jobs,onegpuh"))

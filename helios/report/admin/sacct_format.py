@@ -11,29 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from helios.config import zone
 from helios.errors import UsageError
 from helios.units import write_count
 
 CUT = "+"
 """What sacct puts in place of the end of a text that its column cannot hold."""
-
-WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
-UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-
-_FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-"""Bounds of a moment. No job is beyond them, and reports of thousands of years take seconds or end in an overflow."""
 
 
 class FieldKind(StrEnum):
@@ -272,82 +260,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, pd.Timestamp):
         return value.isoformat()
     return value.item() if isinstance(value, np.generic) else value
-
-
-def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
-    """Read a moment as sacct does.
-
-    Parameters
-    ----------
-    text : str
-        ``now``, ``now-3hours`` (seconds, minutes, hours, days, weeks; without a unit seconds), ``today`` or
-        ``midnight`` (the day's begin), ``noon``, ``yesterday``, ``HH:MM[:SS]`` (today), ``YYYY-MM-DD`` (its begin) or
-        ``YYYY-MM-DDTHH:MM[:SS]``, with a zone or without.
-    now : datetime
-        Aware.
-    timezone : str
-        Zone of the cluster's clock, for what names none.
-
-    Raises
-    ------
-    UsageError
-        It is none of these, or not within ``EARLIEST`` and ``LATEST``.
-    """
-    word, local = text.strip(), now.astimezone(zone(timezone))
-    midnight = _begin(local)
-    named = {
-        "now": local,
-        "today": midnight,
-        "midnight": midnight,
-        "noon": midnight.replace(hour=12),
-        "yesterday": midnight - timedelta(days=1),
-    }
-    if word.lower() in named:
-        return named[word.lower()].astimezone(UTC)
-    try:
-        moment = _read_moment(word, now=now, local=local).astimezone(UTC)
-    except ValueError as reason:
-        raise UsageError(
-            f"{word!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}"
-        ) from reason
-    except OverflowError:
-        moment = LATEST  # beyond what a datetime can be
-    if not EARLIEST <= moment < LATEST:
-        raise UsageError(f"{word!r} is not between {EARLIEST:%Y} and {LATEST:%Y}.", hint=f"Write it as one of: {WORDS}")
-    return moment
-
-
-def _read_moment(word: str, *, now: datetime, local: datetime) -> datetime:
-    if found := _FROM_NOW.fullmatch(word.lower()):
-        return now + int(f"{found[1]}{found[2]}") * _unit(found[3])
-    if _CLOCK.fullmatch(word):
-        clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
-        return datetime.combine(local.date(), clock, local.tzinfo)
-    if not _DATE.match(word):
-        raise ValueError(word)
-    read = datetime.fromisoformat(word)
-    return read if read.tzinfo else read.replace(tzinfo=local.tzinfo)
-
-
-def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
-    """Return begin and end of a day on a local clock.
-
-    The day that ``day`` falls in on the clock of ``timezone``; both moments in UTC.
-    """
-    begin = _begin(day.astimezone(zone(timezone)))
-    # Arithmetic within one zone is by the wall clock, so that a day of 23 or 25 hours ends at midnight too.
-    return begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC)
-
-
-def _unit(name: str) -> timedelta:
-    """Return the unit that an abbreviation means."""
-    for unit, seconds in UNITS_S.items():
-        if name and f"{unit}s".startswith(name) and (len(name) >= 3 or name == unit[0]):
-            return timedelta(seconds=seconds)
-    if name:
-        raise ValueError(name)
-    return timedelta(seconds=1)
-
-
-def _begin(local: datetime) -> datetime:
-    return local.replace(hour=0, minute=0, second=0, microsecond=0)

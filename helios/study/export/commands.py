@@ -13,6 +13,8 @@ from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
+    Since,
+    Until,
     configuration,
     duration,
     expand,
@@ -33,8 +35,8 @@ def export(
     *,
     out: Annotated[Path, Option(help="Folder for the files; made if missing.")],
     source: HistoryOptions,
-    since: Annotated[str | None, Option("--from", help="Export jobs submitted from this time on.")] = None,
-    until: Annotated[str | None, Option("--to", help="Export jobs submitted before this time.")] = None,
+    since: Since = None,
+    until: Until = None,
     layouts: Annotated[
         str, Option("--layout", help="Files to write, by commas: parquet holds all columns, helios and swf some.")
     ] = ",".join(ExportLayout),
@@ -94,7 +96,7 @@ def export(
             out=out,
             layouts=wanted,
             since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
+            until=moment(until, timezone=history.timezone, is_end=True),
             anonymous=anonymous,
             key_folder=Path(settings.control.state_folder) / "export-keys",
             **chosen,  # type: ignore[arg-type]  # because mypy does not know which option is which

@@ -14,8 +14,8 @@ from helios.actions import JobSetting, Place, Reorder
 from helios.app.replay_guards import ReplayGuards
 from helios.app.service_replay import ReplayedService, replay_services
 from helios.changes import Change
-from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs
+from helios.control.user_share import cap_changes
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
 from tests.examples import examples

@@ -23,7 +23,7 @@ def test_no_time_stays_none() -> None:
 
 @pytest.mark.parametrize("text", ["last week", "2020-13-01", ""])
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UsageError, match="2020-09-01"):
+    with pytest.raises(UsageError, match="2026-09-01"):
         moment(text, timezone="UTC")
 
 
@@ -46,6 +46,19 @@ def test_begin_and_end_of_a_window_have_one_spelling() -> None:
         if {"--starttime", "--from"} <= {*option.opts} or {"--endtime", "--to"} <= {*option.opts}
     ]
     assert twice == []
+
+
+FILE_OPTIONS = {"--format", "--columns", "--timezone", "--gpus-from"}
+
+
+def test_how_a_file_is_read_is_said_where_it_is_loaded() -> None:
+    having = {
+        " ".join(words)
+        for words, command in every_command()
+        for option in command.params
+        if FILE_OPTIONS & {*option.opts} and "-o" not in option.opts  # a report's --format names its fields
+    }
+    assert having == {"trace load"}
 
 
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:

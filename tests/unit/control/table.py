@@ -9,11 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from helios.actions import Action, Place, Reorder, SoftLimit
+from helios.actions import Action, JobSetting, Place, Reorder, SoftLimit
+from helios.changes import Change
 from helios.config import Control, Settings, SlurmSettings
 from helios.control import ActiveService, ControllerState, Cycle, CycleReport, JobDomain, Preconditions, ServiceMode
+from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
-from helios.testing import FakeCluster, FakeLedger
+from helios.testing import FakeCluster, FakeLedger, a_pending_job, a_snapshot
 
 MINUTE = timedelta(minutes=1)
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
@@ -119,3 +121,18 @@ class Table:
 
 def active(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> ActiveService:
     return ActiveService(name=name, service=service, mode=mode)
+
+
+def change(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> Change[float]:
+    return Change(
+        setting=JobSetting.ORDER,
+        target=job_id,
+        value=value,
+        reason="short",
+        action="Reorder",
+        partition=partition,
+    )
+
+
+def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
+    return pending_jobs(a_snapshot(pending=[a_pending_job(**{"p50_s": 600.0} | row) for row in rows]))

@@ -12,7 +12,7 @@ from helios.actions import NodeAction, NodeSetting, Result
 from helios.changes import LIST, to_node_changes
 from helios.config import Power
 from helios.control import AppliedChange, AppliedChanges, Failure, NodeControllerState, Undo, WakeUp, clear_failed_wakes
-from helios.control.guards import NodeCycleContext, PowerBudget, apply_node_guards, bound_power_changes
+from helios.control.node_guards import NodeCycleContext, apply_node_guards
 from helios.control.nodes import (
     NodeActivity,
     NodeComparison,
@@ -22,6 +22,7 @@ from helios.control.nodes import (
     with_undo_records,
 )
 from helios.control.observed import observed_nodes
+from helios.control.power_budget import PowerBudget, bound_power_changes
 from helios.control.report import HELIOS, node_cycle_counts, wanted_awake
 from helios.model import Mode, NodePower, PowerSettings
 from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use

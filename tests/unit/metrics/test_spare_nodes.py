@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.config import Energy
-from helios.control.guards import MOST_SPARE
+from helios.control.power_budget import MOST_SPARE
 from helios.metrics.spare_nodes import (
     SAFE_RULE,
     SPARES,

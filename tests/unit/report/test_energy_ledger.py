@@ -113,7 +113,7 @@ def test_where_nothing_slept_idle_nodes_cost_and_something_can_be_tried() -> Non
     said = " ".join(energy_sentences(asleep(a_ledger(timer_kwh=-300), 0)))
     assert said.startswith("No node is known to have slept in 7 days. Idle nodes, 1.0 on average, drew 175 kWh")
     assert "Slurm's idle timer of 30 min would have saved 300 kWh (255 to 345), 60 EUR." in said
-    assert said.endswith("helios energy whatif --cluster venus")
+    assert said.endswith("helios whatif energy --cluster venus")
 
 
 def test_nodes_of_which_nothing_is_known_are_no_idle_nodes() -> None:

@@ -129,7 +129,7 @@ def test_without_a_rank_correlation_there_is_a_dash() -> None:
     [
         (an_outcome(), "Active: new, before it old."),
         (an_outcome(step="kept", promoted="old"), "new was not promoted: it is better."),
-        (an_outcome(step="kept", promoted="old"), "helios model compare old new"),
+        (an_outcome(step="kept", promoted="old"), "helios model evaluate --model old --model new"),
         (an_outcome(step="kept", promoted="shrinkage"), "Active: shrinkage, which needs no training."),
         (an_outcome(step=None, promoted="old"), "new is kept and not used: it is better."),
         (an_outcome(step=None), "new: it is better."),

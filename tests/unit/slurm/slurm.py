@@ -8,7 +8,7 @@ from typing import Any
 from helios.errors import ClusterUnavailable
 from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode
 from helios.slurm.commands import SiteFactor
-from helios.slurm.power import PowerConfig, power_config
+from helios.slurm.power_config import PowerConfig, power_config
 
 START = 1_795_255_200
 """2026-11-21 10:00 UTC."""

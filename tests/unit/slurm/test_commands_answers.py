@@ -38,13 +38,10 @@ from helios.slurm.power import (
     keep_awake_list,
     kept_awake,
     power,
-    power_config,
-    programs,
     same_list,
-    seconds,
-    topology_racks,
     why_not_wake,
 )
+from helios.slurm.power_config import power_config, programs, seconds, topology_racks
 from helios.slurm.preflight import FindingLevel, PreflightFinding, controllers_time, power_checks, run_checks
 from helios.slurm.shell import Shell, quoted
 from helios.slurm.undo_file import JobsUndo, UndoEntry

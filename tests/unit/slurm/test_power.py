@@ -17,10 +17,10 @@ from helios.slurm.power import (
     keep_awake_list,
     kept_awake,
     power,
-    power_config,
     same_list,
     why_not_wake,
 )
+from helios.slurm.power_config import power_config
 from tests.unit.slurm.slurm import a_raw_node
 
 

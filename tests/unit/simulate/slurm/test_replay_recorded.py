@@ -37,7 +37,7 @@ def test_those_wait_long_who_waited_long_under_real_slurm(held: list[Fidelity]) 
 
 def test_jobs_wait_as_long_on_average_as_under_real_slurm(held: list[Fidelity]) -> None:
     ours, _, textbook, _ = held
-    # The goal is 0.05; the slower recording misses it by half a point: see docs/slurm-mode.md.
+    # The goal is 0.05; the slower recording misses it by half a point: see docs/whatif.md.
     assert abs(ours.mean_wait_error) <= 0.06
     assert abs(textbook.mean_wait_error) > 0.25
 

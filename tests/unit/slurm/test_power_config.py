@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from helios.slurm.power import PowerConfigReader, feature_racks, power_config, seconds, topology_racks
+from helios.slurm.power_config import PowerConfigReader, feature_racks, power_config, seconds, topology_racks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.recorded import RELEASES, recorded
 from tests.unit.slurm.test_commands import Program, program

@@ -1,26 +1,17 @@
-"""What a sweep costs on Dask beside one process, how often intervals hold, what drawing a week twice gives away.
+"""What drawing a week twice gives away to predictions.
 
-    python -m benchmarks.sweep [TRACE] [--nodes 100] [--from 2020-04-01] [--to 2020-05-06] [--workers 2] [--repeats 10]
+    python -m benchmarks.copies [TRACE] [--nodes 100] [--from 2020-04-01] [--to 2020-05-06]
 
-Three tables. The first replays the same cells here and in processes and compares the lines, which must be the same. The
-second draws weeks from a made-up site whose weeks differ by a known law, and counts how often the 95 % interval holds
-the true difference, beside 1.96 standard deviations of the draws, and beside the standard error of their mean. The
-third compares how well jobs are predicted in drawn timelines the first time that their week is drawn and later times,
-beside the history as it was, and beside a predictor that would learn from copies.
+The table compares how well jobs are predicted in drawn timelines the first time that their week is drawn and later
+times, beside the history as it was, and beside a predictor that would learn from copies.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -28,25 +19,23 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
-from helios.app.sweep import Engine, SweepPlan, cross_options, run_here, run_in_processes, run_on_this_machine, sweep
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.choices import Policy, ResampledUnit, RunTimes
-from helios.metrics.statistics import confidence_interval
 from helios.ports import ReplayPredictor
 from helios.predict.scores import spearman
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
-SITES = 1_000
 FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 
 
 def main() -> None:
-    """Print all three."""
+    """Print the table."""
     options = parsed()
     if not options.trace.exists():
         print(f"skipped: no trace at {options.trace}; set HELIOS_TRACES to their folder")
@@ -58,60 +47,7 @@ def main() -> None:
         since=pd.Timestamp(options.since, tz=history.timezone),
         until=pd.Timestamp(options.until, tz=history.timezone),
     )
-    costs(history, request, options.workers, options.repeats)
-    coverage()
     given_away(history, request)
-
-
-def costs(history: LoadedHistory, request: WhatIfRequest, workers: int, times: int) -> None:
-    """Print wall and CPU seconds of the same sweep in one process and several."""
-    plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
-    asked = cross_options(plan, base=request, timezone=history.timezone)
-    engines: dict[str, Engine] = {
-        "one process": run_here,
-        f"Dask, {workers} processes": partial(run_in_processes, workers=workers),
-        f"as helios does with --workers {workers}": partial(run_on_this_machine, workers=workers),
-    }
-    print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
-    written = []
-    for name, engine in engines.items():
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "out.jsonl"
-            began, used = time.perf_counter(), cpu_s()
-            sweep(history, asked, out=out, engine=engine)
-            print(f"  {name:31s} {time.perf_counter() - began:7.1f} s, CPU {cpu_s() - used:7.1f} s")
-            written.append(sorted(out.read_bytes().splitlines()))
-    print(f"  lines {'are the same, to the byte' if written[0] == written[1] else 'DIFFER'}\n")
-
-
-def cpu_s() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def coverage() -> None:
-    """Print how often intervals from drawn weeks hold the truth, for weeks that are normal and that are skewed."""
-    print(f"share of {SITES:,} made-up sites whose 95 % interval from 20 draws holds the true difference")
-    print("  weeks  law        this interval  1.96 sd of draws  1.96 se of their mean")
-    rng = np.random.default_rng(0)
-    laws: list[tuple[str, Callable[[int], np.ndarray], float]] = [
-        ("normal", lambda n: rng.normal(100, 50, n), 100.0),
-        ("lognormal", lambda n: rng.lognormal(0, 1, n), float(np.exp(0.5))),
-    ]
-    for weeks in (4, 8, 26):
-        for law, draw, truth in laws:
-            ours = plain = naive = 0
-            for _ in range(SITES):
-                site = draw(weeks)
-                draws = site[rng.integers(0, weeks, size=(20, weeks))].mean(axis=1)
-                low, high = confidence_interval(draws, value=float(draws.mean()), independent=weeks)
-                ours += low is not None and high is not None and low <= truth <= high
-                half, off = 1.96 * float(np.std(draws, ddof=1)), abs(float(draws.mean()) - truth)
-                plain += off <= half
-                naive += off <= half / sqrt(len(draws))
-            print(f"  {weeks:5d}  {law:10s} {ours / SITES:13.1%} {plain / SITES:17.1%} {naive / SITES:22.1%}")
-    print()
 
 
 def given_away(history: LoadedHistory, request: WhatIfRequest) -> None:
@@ -175,8 +111,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--nodes", default="100")
     parser.add_argument("--from", dest="since", default="2020-04-01")
     parser.add_argument("--to", dest="until", default="2020-05-06")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=10)
     return parser.parse_args()
 
 

@@ -12,8 +12,8 @@ import pytest
 from helios.actions import Result
 from helios.config import Power
 from helios.control import Failure, clear_failed_wakes
-from helios.control.guards import MOST_SPARE, PowerBudget
 from helios.control.observed import observed_nodes
+from helios.control.power_budget import MOST_SPARE, PowerBudget
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_node, a_snapshot, a_use
 from tests.unit.control.nodes_table import (

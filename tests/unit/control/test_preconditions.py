@@ -9,8 +9,8 @@ import pytest
 
 from helios.config import Control
 from helios.control import CircuitBreaker, ControllerState, Preconditions, suspension_reasons
-from helios.control.guards import why_cut_short
 from helios.control.observed import Observation, pending_jobs
+from helios.control.preconditions import why_cut_short
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.unit.control.table import Says, Table, active, all_is_well, order
