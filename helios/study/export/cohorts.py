@@ -1,7 +1,7 @@
-"""Cohorts of users who ask for the same, which stand in an anonymous export for its users.
+"""Cohorts, which stand for users in an anonymous export.
 
-A pseudonym for one user is found by the number of his jobs, and by three jobs that somebody knows. A pseudonym for
-several users who ask for the same is found, too, and then gives none of them: so no attack needs to be foreseen.
+A pseudonym of one user is found by the number of its jobs, and by three jobs that somebody knows. One of several
+users who ask for the same is found, too, and then names none of them: so no attack needs to be foreseen.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def choose_cohorts(kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArra
         is_full = members >= FEWEST_USERS and largest <= MOST_OF_ONE * total
         cohorts.append(cohort)
     table = pd.Series(cohorts, index=pd.MultiIndex.from_frame(counts[["kind", "owner"]]), dtype=np.int64)
-    return table.reindex(pd.MultiIndex.from_arrays([kinds, owner]), fill_value=-1).to_numpy()
+    return table.reindex(pd.MultiIndex.from_arrays([kinds, owner]), fill_value=-1).to_numpy(dtype=np.int64)
 
 
 def jobs_to_leave_out(
@@ -86,7 +86,7 @@ def jobs_to_leave_out(
 ) -> NDArray[np.bool_]:
     """Return the jobs without which few jobs are of a kind that gives their user.
 
-    Where one user has more than half of a kind, his jobs beyond half go. Kinds that hide most jobs for the fewest hours
+    Where one user has more than half of a kind, the jobs beyond half go. Kinds that hide most jobs for the fewest hours
     come first, until users who have more than half of a kind have at most the share ``most`` of all jobs in them.
     """
     first = count_by_owner(kinds, owner).drop_duplicates("kind").set_index("kind")

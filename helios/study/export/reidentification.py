@@ -195,7 +195,7 @@ def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Claim:
 
 
 def _claim_groups(who: pd.Series[Any], groups: pd.Series[Any], owner: NDArray[np.int64]) -> Claim:
-    """Return what comes of claiming each group of jobs for the user that ``who`` names for it, if any."""
+    """Return what comes of claiming groups of jobs for the users that ``who`` names."""
     rows = pd.DataFrame({"job": groups.index, "claimed": groups.map(who), "group": groups})
     return _claim(rows.dropna().astype(np.int64), owner)
 
@@ -218,7 +218,8 @@ def _logs_of_use(jobs: pd.DataFrame, who: NDArray[np.int64], name: str) -> pd.Se
     """Return the logarithm of the use of each known one, the smallest first."""
     amounts = pd.Series(1.0, index=jobs.index) if name == "jobs" else jobs[name] * jobs["run_time_s"]
     use = amounts.astype(np.float64).groupby(who).sum()
-    return np.log(use[(use.index >= 0) & (use > 0)]).sort_values()
+    use = use[(use.index >= 0) & (use > 0)].sort_values()
+    return pd.Series(np.log(use.to_numpy()), index=use.index)
 
 
 def _by_known_jobs(made: Anonymised) -> Claim:
