@@ -144,8 +144,6 @@ class ModelSection(_Section):
 
     seed: int = Field(default=0, ge=0)
     """Seed of the training; the same seed gives the same model"""
-    dask: str = ""
-    """Dask scheduler on whose workers models are trained (tcp://HOST:8786); empty: here"""
     test_fraction: float = Field(default=0.3, gt=0, lt=1)
     """Last part of the history, by submission, on which a model is judged"""
     judged_days: float = Field(default=7, ge=0.5)

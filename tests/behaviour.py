@@ -203,9 +203,9 @@ COMMANDS = (
     ),
     Command(name="forecast", words=f"forecast --series {SERIES} --to 2017-10-30 --json"),
     Command(name="forecast-jobs", words="forecast --cluster venus --nodes 60 --to 2020-06-15 --json"),
-    Command(name="energy-whatif", words=f"whatif energy --series {SERIES} --from 2017-10-30 --to 2017-10-30 --json"),
+    Command(name="whatif-energy", words=f"whatif energy --series {SERIES} --from 2017-10-30 --to 2017-10-30 --json"),
     Command(
-        name="energy-whatif-jobs",
+        name="whatif-energy-jobs",
         words="whatif energy --cluster venus --nodes 60 --from 2020-06-15 --to 2020-06-15 --json",
     ),
     Command(name="report-users", words=f"report users {DAY}"),

@@ -433,7 +433,6 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
             days=model.judged_days,
             now=now,
             keep=model.kept,
-            dask=model.dask,
             progress=progress,
         )
     except NotEnoughHistory as reason:

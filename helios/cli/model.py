@@ -133,8 +133,7 @@ def train(
 
     With --to, it learns only from jobs that had ended by then. The first model of a cluster is promoted if its backtest
     is better than the baselines. A later one is only stored: see how good it is with helios model evaluate --model,
-    then use helios model promote. The nightly analysis (helios nightly) does all in one step. Trees grow on the workers
-    of setting model.dask, if it names some.
+    then use helios model promote. The nightly analysis (helios nightly) does all in one step.
     """
     from helios.app import model_registry  # noqa: PLC0415 - as above
     from helios.report.models import outcome_text  # noqa: PLC0415 - as above
@@ -148,7 +147,6 @@ def train(
             until=moment(until, timezone=history.timezone, is_end=True),
             seed=settings.model.seed,
             made_at=datetime.now(UTC),
-            dask=settings.model.dask,
             progress=progress,
         )
     outcome = model_registry.decide_by_hand(

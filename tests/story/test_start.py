@@ -64,7 +64,7 @@ def test_a_question_trains_and_draws_nothing(
 ) -> None:
     monkeypatch.setenv("HELIOS_DATABASE_URL", f"sqlite:///{tmp_path}/helios.db")
     monkeypatch.setenv("HELIOS_SLURM_COMMANDS", str(tmp_path))  # there is no Slurm, which is found out last
-    heavy = ("apscheduler", "dask", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
+    heavy = ("apscheduler", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
     run = "import helios.cli.main\ntry: helios.cli.main.main()\nexcept SystemExit: pass"
     assert loaded_by(f"sys.argv = {['helios', *command]}\n{run}", of=(*heavy, "pandas"), folder=tmp_path) == ["pandas"]
 
