@@ -46,7 +46,9 @@ def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path)
         "why --help",
         "status --help",
         "whatif --help",
-        "whatif explain --help",
+        "report usage --help",
+        "advise --help",
+        "notify --help",
     )
     typed += ("trace load --help", "study --help", "hook --help", "doctor --help")
     assert loaded_by_running(*typed, of=NEVER_FOR_HELP, folder=tmp_path) == []

@@ -43,7 +43,7 @@ def test_begin_and_end_of_a_window_have_one_spelling() -> None:
         f"{' '.join(words)}: {' '.join(option.opts)}"
         for words, command in every_command()
         for option in command.params
-        if {"--starttime", "--from"} <= {*option.opts} or {"--endtime", "--to"} <= {*option.opts}
+        if {"-S", "--from"} <= {*option.opts} or {"-E", "--to"} <= {*option.opts}
     ]
     assert twice == []
 
