@@ -38,16 +38,6 @@ def test_what_is_no_length_of_time_is_refused(text: str) -> None:
         duration(text)
 
 
-def test_begin_and_end_of_a_window_have_one_spelling() -> None:
-    twice = [
-        f"{' '.join(words)}: {' '.join(option.opts)}"
-        for words, command in every_command()
-        for option in command.params
-        if {"-S", "--from"} <= {*option.opts} or {"-E", "--to"} <= {*option.opts}
-    ]
-    assert twice == []
-
-
 FILE_OPTIONS = {"--format", "--columns", "--timezone", "--gpus-from"}
 
 
