@@ -31,7 +31,7 @@ from helios.app.status import (
     run_check,
 )
 from helios.choices import Domain
-from helios.config import Settings
+from helios.config import Settings, without_password
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster
 from helios.private_files import is_wide
@@ -76,7 +76,8 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
         ]
-    return [*found, *(finding for check in checks for finding in run_check(check))]
+    found += [finding for check in checks for finding in run_check(check)]
+    return [*dict.fromkeys(found)]  # what several checks fail at is said once
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -180,9 +181,13 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _warehouse(settings: Settings) -> Iterator[PreflightFinding]:
-    with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.try_to_write()
-        yield make_finding("warehouse", OK, f"can be written, schema {warehouse.revision()}")
+    shown = without_password(settings.database.url)
+    try:
+        with Warehouse.open(settings.database.url) as warehouse:
+            warehouse.try_to_write()
+            yield make_finding("warehouse", OK, f"{shown} can be written, schema {warehouse.revision()}")
+    except HeliosError as reason:
+        yield make_finding("warehouse", FAIL, f"{shown}: {reason.message}", reason.hint)
 
 
 def _old_rows(settings: Settings, name: str) -> Iterator[PreflightFinding]:
@@ -261,7 +266,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
         level, message = FAIL, memory.protected
     elif memory.quarantined:
         level, message = WARN, f"quarantined, as they failed to wake: {', '.join(sorted(memory.quarantined))}"
-    yield make_finding("nodes", level, message, "Repair the nodes, then: helios power clear")
+    yield make_finding("nodes", level, message, "Repair the nodes, then: helios power --clear all")
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:

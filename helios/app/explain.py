@@ -158,7 +158,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
             "There is no warehouse under these settings, so nothing is known of what Helios did.",
-            hint="Ask as the Helios that runs here: sudo helios why JOB. helios config show names the settings",
+            hint="Ask as the Helios that runs here: sudo helios why JOB. helios config names the settings",
         )
     if step := _STEP.fullmatch(job_id):
         raise UsageError(f"{job_id} is a step of a job.", hint=f"Ask for the job: helios why {step[1]}")
@@ -341,7 +341,7 @@ def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
     """
     snapshot = cycles.nodes.snapshot()
     if node not in set(snapshot.nodes["name"]):
-        raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power status")
+        raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power")
     applied_changes, memory = _applied_changes(cycles), cycles.remembered()
     since = snapshot.taken_at - NODE_LOOK_BACK
     with Warehouse.open(cycles.settings.database.url) as warehouse:
@@ -363,7 +363,7 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
     if node in memory.quarantined:
         failure = memory.quarantined[node]
         when = f"{failure.at:%Y-%m-%d %H:%M} UTC"
-        yield f"It failed to wake at {when} ({failure.what}). To trust it again: helios power clear {node}"
+        yield f"It failed to wake at {when} ({failure.what}). To trust it again: helios power --clear {node}"
     if node in memory.keep_off:
         until = f"{memory.keep_off[node]:%m-%d %H:%M} UTC"
         yield f"Somebody woke it soon after Helios had put it to sleep: left awake until {until}."

@@ -17,8 +17,7 @@ import numpy as np
 
 from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
-from helios.cli.options import AsJson
-from helios.cli.output import print_message, progress_bars, show_json
+from helios.cli.output import print_message, progress_bars
 from helios.config import Energy
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
@@ -56,7 +55,7 @@ STEPS = {
 """Commands that together call every compiled function, on a small synthetic cluster. A forecast takes two weeks."""
 
 
-def compile_(as_json: AsJson = False) -> None:
+def compile_() -> None:
     """Compile beforehand what other commands would compile at their first run.
 
     Takes about three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
@@ -66,11 +65,7 @@ def compile_(as_json: AsJson = False) -> None:
     """
     with progress_bars(shows_compiling=False) as progress:
         compile_all(progress)
-    found = {"functions": len(KEPT), "folder": str(cache_folder())}
-    if as_json:
-        show_json(found)
-    else:
-        print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+    print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
 
 
 def compile_all(progress: Progress) -> None:

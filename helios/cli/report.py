@@ -16,19 +16,25 @@ import typer
 from typer import Option
 
 from helios.cli.options import (
+    BY,
+    DAY,
     AsJson,
     Cluster,
     Command,
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Nodes,
+    Partitions,
     Report,
     Since,
     Until,
+    Users,
     WindowOptions,
     configuration,
     expand,
     select_cluster,
+    split_words,
 )
 from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_page
 from helios.dates import FORMS
@@ -56,9 +62,6 @@ End = Annotated[
     str | None,
     Option("-E", "--to", metavar="DATE", help="End of the window, as --from. A day or a month is included."),
 ]
-Nodes = Annotated[
-    str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +71,16 @@ class Jobs:
     cluster: Cluster = None
     start: Start = None
     end: End = None
-    user: Annotated[list[str] | None, Option("-u", "--user", help="Only these users, separated by commas.")] = None
+    user: Users = None
     account: Annotated[
         list[str] | None, Option("-A", "--account", help="Only these accounts, separated by commas.")
     ] = None
-    partition: Annotated[
-        list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
-    ] = None
+    partition: Partitions = None
 
     def chosen(self) -> dict[str, list[str]]:
         """Return the users, accounts and partitions that were named."""
         given = {"users": self.user, "accounts": self.account, "partitions": self.partition}
-        return {name: _split(text) for name, text in given.items()}
+        return {name: split_words(text) for name, text in given.items()}
 
     def query(self) -> ReportQuery:
         """Return the query of the report."""
@@ -134,9 +135,7 @@ def queue(jobs: Jobs, form: Form) -> None:
 def usage(
     *,
     jobs: Jobs,
-    by: Annotated[
-        Literal["user", "account", "partition"], Option(help="A row for each user, account or partition.")
-    ] = "user",
+    by: Annotated[Literal["user", "account", "partition"], Option(help=BY)] = "user",
     form: Form,
 ) -> None:
     """Show hours, jobs, waits and failures of each user, account or partition.
@@ -154,15 +153,13 @@ def usage(
 def predictions(
     *,
     jobs: Jobs,
-    by: Annotated[
-        Literal["all", "source", "size", "day", "partition", "user"] | None,
-        Option(help="Group by this only. Default: all, source, size and day."),
-    ] = None,
+    by: Annotated[Literal["all", "source", "size", "day", "partition", "user"] | None, Option(help=BY)] = None,
     form: Form,
 ) -> None:
     """Show how far off predicted run times were.
 
-    They are compared with a rule without a model: the run time of the user's last job that had ended.
+    They are compared with a rule without a model: the run time of the user's last job that had ended. Without --by,
+    there are rows of all, of each source, size and day.
     """
     from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
     from helios.report.admin.predictions import FIELDS  # noqa: PLC0415 - as above
@@ -175,10 +172,7 @@ def predictions(
 def decisions(
     *,
     jobs: Jobs,
-    by: Annotated[
-        Literal["service"] | None,
-        Option(help="Count them by day and service, with the cycles in which Helios was suspended."),
-    ] = None,
+    by: Annotated[Literal["service"] | None, Option(help=BY)] = None,
     service: Annotated[list[str] | None, Option(help="Only these services, separated by commas.")] = None,
     job_ids: Annotated[list[str] | None, Option("-j", "--jobs", help="Only these jobs, separated by commas.")] = None,
     result: Annotated[
@@ -188,13 +182,14 @@ def decisions(
 ) -> None:
     """Show the audit log of decisions.
 
-    Each entry says what was decided, when, for which job or node, why, and with what result.
+    Each entry says what was decided, when, for which job or node, why, and with what result. With --by service they are
+    counted by day and service, with the cycles in which Helios was suspended.
     """
     from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
     from helios.report.admin.decisions import BY_SERVICE, LINES  # noqa: PLC0415 - as above
 
     form.check(LINES if by is None else BY_SERVICE)
-    query, services = jobs.query(), _split(service)
+    query, services = jobs.query(), split_words(service)
     if by is not None:
         if job_ids or result or any(jobs.chosen().values()):
             raise UsageError(
@@ -202,7 +197,7 @@ def decisions(
             )
         show_table(reports.service_report(query, services=services), form)
         return
-    found = reports.decision_report(query, services=services, job_ids=_split(job_ids), results=_split(result))
+    found = reports.decision_report(query, services=services, job_ids=split_words(job_ids), results=split_words(result))
     show_table(found, form)
 
 
@@ -214,16 +209,15 @@ def energy(
     end: End = None,
     by: Annotated[
         Literal["day", "partition", "node"],
-        Option(
-            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition."
-        ),
+        Option(help=BY),
     ] = "day",
     report: Report = None,
     form: Form,
 ) -> None:
     """Show the energy use of nodes, and what sleep saved.
 
-    Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost.
+    Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost. Nodes
+    of the same partitions and GPUs count as one partition.
     """
     from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
     from helios.report.energy import energy_answer, energy_sentences, fields_by  # noqa: PLC0415 - as above
@@ -245,9 +239,7 @@ def energy(
 @_command("shadow", "shadow --day 2026-11-20")
 def shadow(
     cluster: Cluster = None,
-    day: Annotated[str, Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")] = (
-        "yesterday"
-    ),
+    day: Annotated[str, Option("--day", metavar="DATE", help=DAY)] = "yesterday",
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     json: AsJson = False,
@@ -286,10 +278,6 @@ def _query(cluster: str | None, start: str | None, end: str | None, **chosen: An
     )
 
 
-def _split(given: list[str] | None) -> list[str]:
-    return [word.strip() for text in given or [] for word in text.split(",") if word.strip()]
-
-
 def show_table(report: ReportTable, form: Form) -> None:
     """Print a report on standard output, and its notes on standard error."""
     from helios.report.admin.sacct_format import (  # noqa: PLC0415 - pandas, which no help needs
@@ -323,14 +311,7 @@ def advise_(
     source: HistoryOptions,
     since: Since = None,
     until: Until = None,
-    user: Annotated[
-        list[str] | None,
-        Option(
-            "-u",
-            "--user",
-            help=f"These users, separated by commas, or {EVERYBODY}. Default: yourself, of a history everybody.",
-        ),
-    ] = None,
+    user: Users = None,
     usage: Annotated[
         Path | None,
         Option(help="What jobs used, as sacct wrote it (docs/reports.md). Default: asked of this machine's Slurm."),
@@ -340,7 +321,8 @@ def advise_(
     """Say which requests of your jobs do not fit what they need.
 
     Time limits far too long or too short, memory, CPUs and GPUs that were never used, and repeated small jobs that may
-    share a GPU. By default of the last four weeks. Each advice names the jobs, the hours and the interval that it rests
+    share a GPU. By default they are of the last four weeks and yourself, of a history of everybody; --user all is
+    everybody too. Each advice names the jobs, the hours and the interval that it rests
     on. Of few alike jobs nothing is said.
 
     Example: helios advise --user alice --from 2026-11-01
@@ -349,7 +331,7 @@ def advise_(
     from helios.app.reports import ReportQuery  # noqa: PLC0415 - as above
 
     settings = configuration().settings
-    named = _split(user)
+    named = split_words(user)
     users = () if named == [EVERYBODY] else tuple(named)
     used = None if usage is None else advise.usage_of_file(usage)
     with progress_bars() as progress:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -23,10 +23,12 @@ from typer import Argument, Option
 
 from helios.choices import Backfill, Domain, Policy, RunTimes
 from helios.cli.options import (
+    POLICY,
     AsJson,
     Cluster,
     HistoryOptions,
     Machine,
+    Out,
     configuration,
     described,
     expand,
@@ -148,6 +150,9 @@ def setup_(
         for shell, path in COMPLETIONS.items()
     }
     files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, texts=scripts | manual_pages()))
+    if is_machine and where == setup.PACKAGE_PREFIX:
+        # The others are the package manager's, which checks, replaces and removes them.
+        files = tuple(file for file in files if Path("/", file.path).parent in (hook, power))
     if remove:
         found = setup.remove_files(root=root, is_machine=is_machine)
     elif check:
@@ -185,10 +190,7 @@ def why_(
         ),
     ],
     source: HistoryOptions,
-    policy: Annotated[
-        Policy | None,
-        Option(help="Also replay the history in this queue order with EASY backfill, and say what held the job."),
-    ] = None,
+    policy: Annotated[Policy | None, Option("--policy", help=POLICY)] = None,
     machine: Machine,
     prediction: Annotated[
         bool, Option("--prediction", help="Also show step by step what its predicted run time rests on.")
@@ -200,7 +202,8 @@ def why_(
     Shows when a pending job starts, by simulations of the queue, what would make it start earlier, its predicted run
     time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too, without a
     live cluster from the history alone. A job that was requeued is shown with all its runs and their sum. For a node it
-    shows the state of the node, what Helios did to it, and why.
+    shows the state of the node, what Helios did to it, and why. With --policy, the history is also replayed in that
+    order, which says what held the job.
 
     Example: helios why 12345
     """
@@ -319,30 +322,26 @@ def daemon_(
 
 
 def try_(
-    folder: Annotated[Path, Option(help="Folder for everything that is written.")] = Path("helios-try"),
-    profile: Annotated[
-        Literal["venus", "earth", "saturn", "uranus"],
-        Option(help="Cluster whose published figures the month resembles."),
-    ] = "venus",
+    out: Out = Path("helios-try"),
     days: Annotated[int, Option(min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, Option(min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.
 
-    It generates the jobs, trains a model, replays the queue and writes a report. Nothing outside the folder is touched.
+    It generates jobs that resemble the published figures of Venus, a cluster of SenseTime, trains a model, replays the
+    queue and writes a report. Nothing outside the folder is touched.
 
-    Example: helios try --days 10 --folder /tmp/helios-try
+    Example: helios try --days 10 --out /tmp/helios-try
     """
     from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
     from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
     from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
-        trial = run_demo(folder, profile=profile, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress)
+        trial = run_demo(out, days=days, made_at=datetime.now(UTC), progress=progress)
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
-    page = (folder / "report.html").resolve()
+    page = (out / "report.html").resolve()
     result, evaluation = trial.result, trial.evaluation.to_json()
     write_page(page, render_whatif(result, description=trial.description, evaluation=evaluation, next_steps=NEXT_STEPS))
     if as_json:

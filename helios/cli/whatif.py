@@ -12,6 +12,9 @@ from typer import Option
 from helios.choices import Policy, RunTimes
 from helios.cli.energy import energy
 from helios.cli.options import (
+    ACTING,
+    POLICY,
+    SLURM_CONF,
     AsJson,
     Draws,
     HistoryOptions,
@@ -49,12 +52,10 @@ def whatif_(
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[
-        list[str] | None, Option("--policy", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
-    ] = None,
+    policy: Annotated[list[str] | None, Option("--policy", help=POLICY)] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, with the guards that act live. If repeated, together."),
+        Option(help=ACTING),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -72,9 +73,10 @@ def whatif_(
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
     First it says, over --draws draws of the window, which order Helios should run live, and what that costs: its
-    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. Without
-    --policy it replays a default set: plain FIFO with EASY backfill by time limits, strict FIFO, fewest GPUs first,
-    QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know the true run times.
+    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. --policy
+    takes several by commas. Without it a default set is replayed: plain FIFO with EASY backfill by time limits, strict
+    FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
+    the true run times.
     With --service it also runs the code of services that act live, by default beside plain FIFO + EASY and fewest
     GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
@@ -114,7 +116,7 @@ def whatif_(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    slurm_conf: Annotated[Path, Option(help=SLURM_CONF)],
     qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
@@ -138,7 +140,7 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, as it is configured. May be repeated."),
+        Option(help=ACTING),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,

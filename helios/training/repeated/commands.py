@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from helios.cli.options import GpusPerNode, Machine, Report, configuration, expand, low_high
+from helios.cli.options import BY, Gain, GpusPerNode, Machine, Nodes, Report, configuration, expand, low_high
 from helios.cli.output import print_notes, progress_bars, show_json, width, write_page
-from helios.cli.report import Form, Jobs, Nodes, print_lines, show_table
+from helios.cli.report import Form, Jobs, print_lines, show_table
 
 commands = typer.Typer()
 MOST_ROWS = 20
@@ -22,14 +22,8 @@ MOST_ROWS = 20
 def trials(
     *,
     jobs: Jobs,
-    by: Annotated[Literal["user", "group"], Option(help="A row for each user, or for each group of jobs.")] = "user",
-    gain: Annotated[
-        str | None,
-        Option(
-            help="Least and most that sharing gains, as LOW,HIGH: the work of two trials on one GPU over that of one. "
-            "Default: 1.0,1.87."
-        ),
-    ] = None,
+    by: Annotated[Literal["user", "group"], Option(help=BY)] = "user",
+    gain: Gain = None,
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     report: Report = None,
