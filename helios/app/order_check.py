@@ -1,4 +1,4 @@
-"""Verdict on the live order over draws, and the value of predictions.
+"""OrderVerdict on the live order over draws, and the value of predictions.
 
 The verdict is on what Helios does live. The value is one replay of the tested jobs by each predictor, between plain
 FIFO + EASY and an order by true run times. All of them age and are bounded as the live order is, and let small
@@ -43,14 +43,16 @@ from helios.report.verdict import (
     NOTICED_S,
     CheckedOrder,
     Effect,
+    OrderVerdict,
     Ratios,
-    Verdict,
     WaitRatio,
     compare_recorded,
 )
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
+FEWEST_ONE_SIDED = 5
+"""Draws from which all on one side of the window are no chance: of five it is one in sixteen."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:
@@ -74,7 +76,7 @@ def check_order(
     draws: int = 5,
     helios_acts: bool = False,
     progress: Progress = no_progress,
-) -> Verdict:
+) -> OrderVerdict:
     """Replay draws of a window under three orders.
 
     They are the live order, plain FIFO + EASY, and size.
@@ -108,7 +110,7 @@ def refuse_few(draws: int) -> None:
 
 def check_draws(
     window: DrawnWindow, *, draws: int, helios_acts: bool = False, progress: Progress = no_progress
-) -> Verdict:
+) -> OrderVerdict:
     """Return the verdict on a window that is prepared.
 
     Draws in which plain FIFO + EASY waits another time than in the window are refused, because they are of another
@@ -139,7 +141,7 @@ def check_draws(
         for done, (order, ratios) in enumerate(found.items(), start=1):
             ratios.append(draw.ratios(CHECKED[order]))
             progress(step, done / len(found))
-    return Verdict(
+    return OrderVerdict(
         window=window.span,
         jobs=int(window.setup.counted.sum()),
         draws=drawn,
@@ -154,11 +156,11 @@ def check_draws(
 def _is_moved(ratios: Sequence[float]) -> bool:
     """Return whether draws are of another queue, by their waits over that of the window.
 
-    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of few
-    draws of skewed waits the interval alone is too wide to tell.
+    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of
+    skewed waits the interval alone is too wide to tell.
     """
     beside = WaitRatio.of(ratios)
-    one_sided = min(ratios) > 1 or max(ratios) < 1
+    one_sided = len(ratios) >= FEWEST_ONE_SIDED and (min(ratios) > 1 or max(ratios) < 1)
     is_small = abs(beside.ratio - 1) <= LEAST_EFFECT
     return not is_small and (one_sided or beside.effect in {Effect.SHORTER, Effect.LONGER})
 

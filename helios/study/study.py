@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from helios.app.history import LoadedHistory, choose_cluster, live_window
+from helios.app.clusters import choose_cluster, live_window
+from helios.app.history import LoadedHistory
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.blocks import Finding
