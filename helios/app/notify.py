@@ -83,7 +83,7 @@ def notices_in(summary: CycleSummary | NodeCycleSummary) -> list[Notice]:
                 event="protected",
                 cause="protected",
                 subject=f"no node is put to sleep: {summary.protected}",
-                lines=("A person ends it: helios power clear. Which nodes failed to wake: helios power status",),
+                lines=("A person ends it: helios power --clear all. Which nodes failed to wake: helios power",),
             )
         )
     return notices

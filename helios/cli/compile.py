@@ -17,8 +17,7 @@ import numpy as np
 
 from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
-from helios.cli.options import AsJson
-from helios.cli.output import print_message, progress_bars, show_json
+from helios.cli.output import print_message, progress_bars
 from helios.config import Energy
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.jit import KEPT, cache_folder
@@ -40,14 +39,14 @@ NodeName=n[1-60] CPUs=64 Gres=gpu:8
 """
 STEPS = {
     "Replays of queue orders": ["whatif", *FEW, *MACHINE, "--oversized", "skip", "--draws", "2"],
-    "Replays of one job": ["whatif", "explain", "{job}", *FEW, *MACHINE, "--oversized", "skip"],
+    "Replays of one job": ["why", "{job}", *FEW, *MACHINE, "--policy", "fifo"],
     "Replays with services": [
         *("whatif", "--service", "qssf", "--service", "soft_limits", "--draws", "0"),
         *(*FEW, *MACHINE, "--oversized", "skip"),
     ],
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
     "Predictions": ["model", "evaluate", *FEW],
-    "Explanations": ["model", "explain", "{job}", *FEW],
+    "Explanations": ["why", "{job}", *FEW, "--prediction"],
     "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
     "Nodes that sleep": ["whatif", "energy", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
@@ -56,7 +55,7 @@ STEPS = {
 """Commands that together call every compiled function, on a small synthetic cluster. A forecast takes two weeks."""
 
 
-def compile_(as_json: AsJson = False) -> None:
+def compile_() -> None:
     """Compile beforehand what other commands would compile at their first run.
 
     Takes about three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
@@ -66,11 +65,7 @@ def compile_(as_json: AsJson = False) -> None:
     """
     with progress_bars(shows_compiling=False) as progress:
         compile_all(progress)
-    found = {"functions": len(KEPT), "folder": str(cache_folder())}
-    if as_json:
-        show_json(found)
-    else:
-        print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+    print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
 
 
 def compile_all(progress: Progress) -> None:

@@ -102,8 +102,6 @@ def decision_rows(
     services: Collection[str] = (),
     targets: Collection[str] = (),
     results: Collection[str] = (),
-    modes: Collection[str] = (),
-    actions: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
     """Report the audit entries, oldest first.
@@ -116,7 +114,7 @@ def decision_rows(
         Columns of ``DECISIONS``.
     """
     rows = with_results(decisions)
-    chosen = (("service", services), ("target", targets), ("result", results), ("mode", modes), ("action", actions))
+    chosen = (("service", services), ("target", targets), ("result", results))
     for column, names in chosen:
         if names:
             lowered = {name.lower() for name in names}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helios.app.controller_state import CycleSummary, DaemonOperations, NodeCycleSummary
-from helios.app.doctor import status
 from helios.app.notify import NoticeNotSent, Notices, notices_in
+from helios.app.status import status
 from helios.config import Settings
 from helios.daemon import tasks as daemon_tasks
 from tests.servers import ChatServer
