@@ -150,6 +150,9 @@ def setup_(
         for shell, path in COMPLETIONS.items()
     }
     files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, texts=scripts | manual_pages()))
+    if is_machine and where == setup.PACKAGE_PREFIX:
+        # The others are the package manager's, which checks, replaces and removes them.
+        files = tuple(file for file in files if Path("/", file.path).parent in (hook, power))
     if remove:
         found = setup.remove_files(root=root, is_machine=is_machine)
     elif check:
@@ -245,7 +248,7 @@ def why_(
 def _explain_deeply(
     job: str, source: HistoryOptions, machine: Machine, *, policy: Policy | None, prediction: bool
 ) -> JobExplanation:
-    """Explain a job of a history, with a replay and the steps of its prediction where they are asked for."""
+    """Explain a job with a replay and the steps of its prediction."""
     from helios.app import explain_past as past  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
     settings = configuration().settings
