@@ -17,7 +17,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from helios.app.controllers import JOBS_MEMORY
-from helios.app.live_cluster import configured_services, plan_node_weights, refuse_unknown_partitions
+from helios.app.live_cluster import plan_node_weights, refuse_unknown_partitions
 from helios.app.modes import (
     PAUSE_FILE,
     current_modes,
@@ -30,6 +30,7 @@ from helios.app.modes import (
     still_paused,
 )
 from helios.app.operations import Operations
+from helios.app.services import configured_services
 from helios.choices import Domain
 from helios.cli.options import (
     DAY,
