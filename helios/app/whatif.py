@@ -48,7 +48,7 @@ MOST_SIDE_BY_SIDE = 1_000_000
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
 PLAN_QUANTILE = 0.9
-"""Quantile of a prediction that backfill plans with: late is worse than early, as a reservation slips."""
+"""Quantile of a prediction that backfill plans with: nine of ten jobs end by then."""
 PROBES_S = (1.0, 1e3, 1e7)
 """Run times at which an order must be a straight line, s."""
 EVENTS_PER_PREDICTION = 100
