@@ -85,7 +85,7 @@ COMMANDS = [
     Command("model evaluate", ["model", "evaluate", *VENUS], FIT, None, 16),
     Command("--help", ["--help"], PANDAS, None, 0.3),
     Command("config", ["config"], PANDAS, None, None),
-    Command("why --help", ["why", "--help"], PANDAS, None, 0.6),
+    Command("why --help", ["why", "--help"], PANDAS, None, 0.35),
     Command("why 1", ["why", "1"], PANDAS, None, 0.8),
     Command("whatif --help", ["whatif", "--help"], PANDAS, None, 0.5),
 ]

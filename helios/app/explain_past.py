@@ -146,9 +146,9 @@ def _explain_rows(
     now: datetime,
     **prediction: Any,
 ) -> JobExplanation:
-    """Explain the last job in rows of one id, with its runs in these and the ``listed`` rows.
+    """Explain the last job in rows of one id.
 
-    What held it is told by the rows ``beside``.
+    Its runs are in these and the ``listed`` rows, and what held it is told by the rows ``beside``.
     """
     over = past.iloc[-1]
     parts = [part for part in (past[past["job_id"] == over["job_id"]], listed) if len(part)]
@@ -175,7 +175,7 @@ def _could_start(job: pd.Series[Any]) -> pd.Timestamp:
 
 
 def _held_by(job: pd.Series[Any], beside: pd.DataFrame) -> Iterator[str]:
-    """Yield what other jobs of its partition did while a job waited, as it is recorded."""
+    """Yield what other jobs of its partition did while it waited."""
     began, started = _could_start(job), job["started_at"]
     if pd.isna(job["partition"]) or not started - began >= WORTH_EXPLAINING:
         return

@@ -248,7 +248,7 @@ def why_(
 def _explain_deeply(
     job: str, source: HistoryOptions, machine: Machine, *, policy: Policy | None, prediction: bool
 ) -> JobExplanation:
-    """Explain a job of a history, with a replay and the steps of its prediction where they are asked for."""
+    """Explain a job with a replay and the steps of its prediction."""
     from helios.app import explain_past as past  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
     settings = configuration().settings

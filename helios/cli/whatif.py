@@ -72,9 +72,8 @@ def whatif_(
     default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. --policy
     takes several by commas. Without it a default set is replayed: plain FIFO with EASY backfill by time limits, strict
     FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
-    the true run times.
-    With --service it also runs the code of services that act live, by default beside plain FIFO + EASY and fewest
-    GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
+    the true run times. With --service it also runs the code of services that act live, by default beside plain FIFO +
+    EASY and fewest GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """

@@ -282,10 +282,12 @@ class JobExplanation:
         whose = f" of {self.user}" if self.user else ""
         tasks = f"{self.tasks} tasks pending" if self.tasks > 1 else ""
         waited = "" if np.isnan(self.waited_s) else f"waited {duration_in_words(self.waited_s)}"
-        amount, unit = (self.cpus, "CPU") if self.gpus == 0 and self.cpus > 0 else (self.gpus, "GPU")
-        size = count_in_words(amount, unit)
+        size = count_in_words(self.gpus, "GPU")
+        if not self.gpus > 0 and self.cpus > 0:
+            size = count_in_words(self.cpus, "CPU") + (", GPUs unknown" if np.isnan(self.gpus) else "")
         facts = ", ".join(filter(None, (self.state, size, tasks, waited)))
-        return f"Job {self.job_id}{whose} in {self.partition}: {facts}."
+        where = f" in {self.partition}" if self.partition else ""
+        return f"Job {self.job_id}{whose}{where}: {facts}."
 
     def _prediction(self) -> str:
         limit = f" Its limit is {duration_in_words(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""

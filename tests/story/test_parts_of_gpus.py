@@ -115,7 +115,7 @@ def test_eight_quarters_run_at_once_on_two_gpus(helios: Helios, nine: Path) -> N
 
 
 def test_the_wait_for_a_part_is_explained_in_gpus(helios: Helios, nine: Path) -> None:
-    explained = helios("whatif", "explain", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
+    explained = helios("why", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
     assert [interval["free"] for interval in explained["replay"]["intervals"]] == [[0, 0]]
     assert {job["gpus"] for job in (explained, *explained["replay"]["holders"])} == {0.25}
 
