@@ -374,7 +374,7 @@ class Separate:
         Returns its loss, and the name of a value that is not finite.
         """
         if self.is_random:
-            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
+            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.draws_seed, 0), member.step))
         member.optimizer.zero_grad()
         with autocast(self.device, self.precision):
             loss = mean_loss(self.loss, model(*inputs), target)

@@ -322,6 +322,7 @@ class FusedTask:
             if (epochs := configuration.pop("epochs", None)) is not None:
                 steps.append(n_samples // batch_size * epochs)
             configuration["steps"] = trial.steps = min(steps)
+            configuration.setdefault("seed", 0)  # else what it draws would depend on when it joined
             if (more := getattr(self._program, "configure", None)) is not None:
                 configuration |= more(configuration)
                 if (named := configuration.pop("optimizer", None)) is not None:
