@@ -19,12 +19,14 @@ from helios.errors import RiskTooHigh
 from helios.ports import Progress, no_progress
 from helios.study.export.anonymous import (
     WEEK_S,
+    Anonymised,
     Coarseness,
     anonymise,
     clock_offset_s,
     coarsen,
     shift_weeks,
 )
+from helios.study.export.cohorts import FEWEST_USERS
 from helios.study.export.comparison import compare_exports
 from helios.study.export.files import (
     note_other_files,
@@ -36,10 +38,13 @@ from helios.study.export.files import (
 )
 from helios.study.export.key import choose_key, key_fingerprint, new_key_file
 from helios.study.export.reidentification import Risk, assess_risk, traced_share
-from helios.study.export.request import LOSS, RISK, ExportRequest
+from helios.study.export.request import LOSS, RISK, RISK_BOUND, ExportRequest
 from helios.units import DAY_S, HOUR_S, percent
 
 COARSER_S = (600, HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
+BLURS = ((1.0, False), (1.0, True), (0.1, True), (0.05, True), (0.02, True), (0.0, True))
+"""Values of ``most_given`` and ``limits_by_kind``, tried until the risk is below the bound. The first leaves no job out
+and lets limits nearly as they are; each blurs more than the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +113,12 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
     loss = compare_exports(jobs, exported, timezone=history.timezone, progress=progress)
     with new_key_file(key_file, key), staging_folder(request.out) as staging:
         lost, notes = write_layouts(staging, exported, history, request, progress)
-        write_json(staging / RISK, {"bound_on_traced_jobs": request.risk_bound, **risk.to_json()})
+        write_json(staging / RISK, {"bound": RISK_BOUND, **risk.to_json()})
         write_json(staging / LOSS, loss)
-        files = publish(staging, previous, {"anonymous": True, "key": key_fingerprint(key), "jobs": len(jobs)})
+        files = publish(staging, previous, {"anonymous": True, "key": key_fingerprint(key), "jobs": len(exported)})
     return ExportResult(
         cluster=history.cluster,
-        jobs=len(jobs),
+        jobs=len(exported),
         files=files,
         lost=lost,
         risk=risk,
@@ -126,33 +131,51 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
 def _anonymise(
     history: LoadedHistory, jobs: pd.DataFrame, key: bytes, request: ExportRequest, progress: Progress
 ) -> tuple[pd.DataFrame, Risk]:
-    progress("Anonymising", 0.0)
-    how = Coarseness(round_s=request.round_s, fewest_jobs=request.fewest_jobs, timezone=history.timezone)
-    exported = anonymise(jobs, key, how)
-    progress("Measuring the risk", 0.0)
     steps = {"offset_s": clock_offset_s(jobs, history.timezone)}
     weeks = shift_weeks(jobs, key, history.timezone)
-    log = coarsen(history.jobs, how, like=jobs)
-    risk = assess_risk(exported, log, round_s=request.round_s, weeks=weeks, **steps)
-    if risk.traced_jobs > request.risk_bound and not request.accept_risk:
-        coarser = {
-            step_s: traced_share(exported, round_s=step_s, **steps)
-            for step_s in COARSER_S
-            if step_s > request.round_s and step_s % request.round_s == 0
-        }
-        raise _risk_error(risk, request.risk_bound, coarser)
-    progress("Measuring the risk", 1.0)
-    return exported, risk
+    found: list[tuple[Anonymised, Risk]] = []
+    for number, (most_given, limits_by_kind) in enumerate(BLURS):
+        progress("Anonymising", number / len(BLURS))
+        how = Coarseness(
+            round_s=request.round_s,
+            most_given=most_given,
+            limits_by_kind=limits_by_kind,
+            timezone=history.timezone,
+        )
+        made = anonymise(jobs, key, how)
+        if made.jobs.empty:
+            break
+        log = coarsen(history.jobs, how, like=jobs)
+        found.append((made, assess_risk(made, jobs, log, round_s=request.round_s, weeks=weeks, **steps)))
+        if request.accept_risk or found[-1][1].highest <= RISK_BOUND:
+            progress("Anonymising", 1.0)
+            return made.jobs, found[-1][1]
+    made, risk = found[0]
+    coarser = {
+        step_s: traced_share(made, round_s=step_s, **steps)
+        for step_s in COARSER_S
+        if step_s > request.round_s and step_s % request.round_s == 0
+    }
+    raise _risk_error(risk, coarser)
 
 
-def _risk_error(risk: Risk, bound: float, coarser: dict[int, float]) -> RiskTooHigh:
+def _risk_error(risk: Risk, coarser: dict[int, float]) -> RiskTooHigh:
+    ways = {
+        "who knows size and submission of a job": risk.traced,
+        "who has a list of each user's jobs or hours": risk.by_usage_list,
+        "who knows three jobs of each user": risk.by_known_jobs,
+        "who has the first half of the site's log": risk.by_half_a_log,
+    }
+    too_much = [f"{who}, {percent(claim.jobs)} of the jobs" for who, claim in ways.items() if claim.jobs > RISK_BOUND]
+    if risk.users < FEWEST_USERS:
+        too_much.append(f"who is one of the only {risk.users} users")
     steps = "; ".join(f"--round {_format_step(step_s)}: {percent(share)}" for step_s, share in coarser.items())
+    hint = f"Coarser times make jobs harder to know by their submission: {steps}. " if steps else ""
     return RiskTooHigh(
-        f"Nothing was exported. Somebody who knows size and submission of a job finds its user in "
-        f"{percent(risk.traced_jobs)} of the cases, and the bound is {percent(bound)}; "
-        f"{percent(risk.traced_users)} of the users can be found so.",
-        hint=(f"Coarser times lower it: {steps}. " if steps else "")
-        + "More is allowed by --risk-bound SHARE, or by --accept-risk with people whom you trust.",
+        f"Nothing was exported. Too many jobs can be given back to their user: by somebody {'; '.join(too_much)}. The "
+        f"bound is {percent(RISK_BOUND)}, and leaving jobs out did not reach it.",
+        hint=hint + "A longer window has more users to hide among: --from, --to. --accept-risk exports nevertheless, "
+        "for people whom you trust.",
     )
 
 

@@ -186,7 +186,7 @@ def trials_by(
     rows = users[users["groups"] > 0] if by == "user" else _group_rows(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
     rows = rows.sort_values([key, "jobs", "user"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
-    notes = [f"The {most:,} largest of {len(rows):,} are shown: --most N"] if most and len(rows) > most else []
+    notes = [f"The {most:,} largest of {len(rows):,} are shown; --json has all."] if most and len(rows) > most else []
     answer = ReportTable(
         title=title,
         fields=fields,
