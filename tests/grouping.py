@@ -26,7 +26,6 @@ GROUPS = {
     "tests/story/test_postgres.py": "postgres",
     "tests/story/test_real_traces.py": "real traces",
     "tests/live/test_acting.py": "acting",
-    "tests/story/test_dask": "dask",
     "tests/live/test_pyslurm.py": "pyslurm",
     "tests/story/test_wheel.py": "wheel",
     "tests/live/test_unprivileged.py": "unprivileged",

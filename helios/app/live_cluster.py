@@ -261,7 +261,9 @@ def plan_node_weights(settings: Settings, conf: Path | None) -> WeightPlan:
         text = read_conf(path, notes)
         return plan_weights(read_site(text), racks, text, notes)
     except (FileUnreadable, ConfigurationInvalid) as reason:
-        notes.append(f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --conf FILE")
+        notes.append(
+            f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --slurm-conf FILE"
+        )
         return plan_weights(live_site(shell), racks, None, notes)
 
 

@@ -1,8 +1,8 @@
 """Nightly check of a site's queue order.
 
 It compares orders on the last weeks. Where predictions are not better than the size of a job beyond chance, jobs are
-ordered by size until a later check. Where nothing has been better than the site's own order for four weeks, shadow mode
-is proposed. Only an admin changes a mode or an option.
+ordered by size until a later check. Where nothing has been better than plain FIFO + EASY for four weeks, shadow mode is
+proposed. Only an admin changes a mode or an option.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEPT = timedelta(weeks=5)
 FRESH = timedelta(days=8)
 """Age at which a check no longer applies to the live queue."""
 PATIENCE = timedelta(weeks=4)
-"""Time without any better order than the site's own after which shadow mode is proposed."""
+"""Time without any order better than plain FIFO + EASY after which shadow mode is proposed."""
 MOST_JOBS = 50_000
 """Most jobs to replay, the last ones."""
 DRAWS = 10
@@ -86,8 +86,8 @@ def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
     if not vain or now - vain[-1].at < PATIENCE:
         return ""
     return (
-        f"In {len(vain)} checks over four weeks neither predictions nor size was better than the site's own order. "
-        "Shadow mode loses nothing and goes on measuring: helios mode qssf shadow"
+        f"In {len(vain)} checks over four weeks neither predictions nor size was told to be better than plain "
+        "FIFO + EASY. Shadow mode loses nothing and goes on measuring: helios mode qssf shadow"
     )
 
 
@@ -119,7 +119,7 @@ def check_tonight(
 
     # Recorded waits are those with Helios acting, so they say nothing of the site's own order.
     asked = _last_weeks(history, nodes, settings, now)
-    result = check_order(*asked, draws=DRAWS, helios_acts=True, progress=progress)
+    result = check_order(*asked, draws=DRAWS, compares_recorded=False, progress=progress)
     check = PastCheck(at=now, best=result.best, sentences=tuple(result.sentences()))
     with Warehouse.open(settings.database.url) as warehouse:
         earlier = [each for each in order_checks(warehouse, history.cluster) if now - KEPT < each.at < now]

@@ -34,7 +34,6 @@ from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.control.preconditions import SETTLES
 from helios.dates import parse_date
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
-from helios.model import Snapshot
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
@@ -105,18 +104,6 @@ def operations_for(
         notify=notices.send_due if channels(settings.notify) else None,
         explain=job_explainer(settings, cluster=cluster) if on_jobs else None,
     )
-
-
-def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return a function that takes a snapshot of the live cluster.
-
-    The cluster is opened when the function is called.
-    """
-
-    def read_snapshot() -> Snapshot:
-        return Operations(settings, cluster=cluster).site.cluster.snapshot()
-
-    return read_snapshot
 
 
 def job_explainer(settings: Settings, *, cluster: str | None) -> Explain:

@@ -1,4 +1,4 @@
-"""Verdict on the live order over draws, and the value of predictions.
+"""OrderVerdict on the live order over draws, and the value of predictions.
 
 The verdict is on what Helios does live. The value is one replay of the tested jobs by each predictor, between plain
 FIFO + EASY and an order by true run times. All of them age and are bounded as the live order is, and let small
@@ -43,14 +43,16 @@ from helios.report.verdict import (
     NOTICED_S,
     CheckedOrder,
     Effect,
+    OrderVerdict,
     Ratios,
-    Verdict,
     WaitRatio,
     compare_recorded,
 )
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
+FEWEST_ONE_SIDED = 5
+"""Draws from which all on one side of the window are no chance: of five it is one in sixteen."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:
@@ -72,9 +74,9 @@ def check_order(
     request: WhatIfRequest,
     *,
     draws: int = 5,
-    helios_acts: bool = False,
+    compares_recorded: bool = True,
     progress: Progress = no_progress,
-) -> Verdict:
+) -> OrderVerdict:
     """Replay draws of a window under three orders.
 
     They are the live order, plain FIFO + EASY, and size.
@@ -83,8 +85,8 @@ def check_order(
     ----------
     request : WhatIfRequest
         The window and the machine; its scenarios do not count. Jobs larger than their partition are left out.
-    helios_acts : bool
-        Whether Helios acted while the history was recorded, so that recorded waits are not those of the site alone.
+    compares_recorded : bool
+        Whether recorded waits are those of the site alone. False where Helios acted, or where they are made up.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def check_order(
     """
     refuse_few(draws)
     window = DrawnWindow(history, replace(request, skip_oversized=True), progress=progress)
-    return check_draws(window, draws=draws, helios_acts=helios_acts, progress=progress)
+    return check_draws(window, draws=draws, compares_recorded=compares_recorded, progress=progress)
 
 
 def refuse_few(draws: int) -> None:
@@ -107,8 +109,8 @@ def refuse_few(draws: int) -> None:
 
 
 def check_draws(
-    window: DrawnWindow, *, draws: int, helios_acts: bool = False, progress: Progress = no_progress
-) -> Verdict:
+    window: DrawnWindow, *, draws: int, compares_recorded: bool = True, progress: Progress = no_progress
+) -> OrderVerdict:
     """Return the verdict on a window that is prepared.
 
     Draws in which plain FIFO + EASY waits another time than in the window are refused, because they are of another
@@ -139,7 +141,7 @@ def check_draws(
         for done, (order, ratios) in enumerate(found.items(), start=1):
             ratios.append(draw.ratios(CHECKED[order]))
             progress(step, done / len(found))
-    return Verdict(
+    return OrderVerdict(
         window=window.span,
         jobs=int(window.setup.counted.sum()),
         draws=drawn,
@@ -147,18 +149,20 @@ def check_draws(
         own_mean_s=float(np.mean(own_means_s or [original.own_mean_s])),
         ratios=found,
         refused=refused,
-        recorded=None if helios_acts else compare_recorded(window.setup.recorded_wait_s, original.counted_own_wait_s),
+        recorded=compare_recorded(window.setup.recorded_wait_s, original.counted_own_wait_s)
+        if compares_recorded
+        else None,
     )
 
 
 def _is_moved(ratios: Sequence[float]) -> bool:
     """Return whether draws are of another queue, by their waits over that of the window.
 
-    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of few
-    draws of skewed waits the interval alone is too wide to tell.
+    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of
+    skewed waits the interval alone is too wide to tell.
     """
     beside = WaitRatio.of(ratios)
-    one_sided = min(ratios) > 1 or max(ratios) < 1
+    one_sided = len(ratios) >= FEWEST_ONE_SIDED and (min(ratios) > 1 or max(ratios) < 1)
     is_small = abs(beside.ratio - 1) <= LEAST_EFFECT
     return not is_small and (one_sided or beside.effect in {Effect.SHORTER, Effect.LONGER})
 

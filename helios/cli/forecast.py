@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
-
-from typer import Option
 
 from helios.cli.energy import MoreFiles, Series, Total
 from helios.cli.options import (
@@ -13,12 +10,15 @@ from helios.cli.options import (
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Nodes,
+    Partitions,
     Until,
     WindowOptions,
     configuration,
     described,
     expand,
     moment,
+    split_words,
 )
 from helios.cli.output import print_notes, print_result, progress_bars
 from helios.config import zone
@@ -31,13 +31,8 @@ def forecast_(
     more: MoreFiles = None,
     series: Series = None,
     source: HistoryOptions,
-    partition: Annotated[
-        str | None, Option(help="Only jobs of this partition. Default: of all partitions together.")
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: as helios whatif takes them."),
-    ] = None,
+    partition: Partitions = None,
+    nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     total: Total = None,
     until: Until = None,
@@ -57,7 +52,7 @@ def forecast_(
     from helios.app.demand_history import RequestedClusterShape, count_nodes, forecast_tomorrow, read_files  # noqa: PLC0415 - it takes LightGBM
     from helios.report.forecast import forecast_table  # noqa: PLC0415 - as above
 
-    settings = configuration().settings
+    settings, partitions = configuration().settings, split_words(partition)
     size = None
     with progress_bars() as progress:
         if files:
@@ -72,10 +67,12 @@ def forecast_(
                 settings=settings,
                 window=WindowOptions(until=until),
                 machine=machine,
-                partitions=[partition] if partition else (),
+                partitions=partitions,
             )
             zone_name, size = history.timezone, history.capacity and history.capacity.to_json()
-            shape = RequestedClusterShape(**machine.request_fields(settings, history.capacity), partition=partition)
+            shape = RequestedClusterShape(
+                **machine.request_fields(settings, history.capacity), partitions=tuple(partitions)
+            )
             counted = count_nodes(history, shape)
         found = forecast_tomorrow(
             counted,

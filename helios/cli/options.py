@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from typer import Option
 
+from helios.choices import Policy
 from helios.cli.output import print_message
 from helios.config import LoadedSettings, Settings, load_configuration, zone
 from helios.dates import FORMS, parse_date
@@ -74,6 +75,26 @@ def writable(context: typer.Context, option: typer.CallbackParam, path: Path | N
 Report = Annotated[
     Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
 ]
+
+OUT = "Folder for what is written; made if missing."
+Out = Annotated[Path, Option("--out", help=OUT)]
+Partitions = Annotated[
+    list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
+]
+Users = Annotated[list[str] | None, Option("-u", "--user", help="Only these users, separated by commas.")]
+MODEL = "Id of a model, as helios model list names it."
+Model = Annotated[str | None, Option("--model", help=MODEL)]
+Gain = Annotated[
+    str | None,
+    Option(
+        "--gain",
+        help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
+        "Default: 1.0,1.87.",
+    ),
+]
+DAY, BY = "Day, such as 2026-09-01, today or yesterday.", "What a row of the report is of."
+POLICY = f"Queue order to replay with EASY backfill: {', '.join(Policy)}."
+SLURM_CONF, ACTING = "File with slurm.conf.", "Also replay with this service acting, as it does live. Repeatable."
 
 # Options of every command that makes a replay.
 Nodes = Annotated[
@@ -153,15 +174,6 @@ class HistoryOptions:
         progress("Reading the warehouse", 1.0)
         return history
 
-    def as_arguments(self, history: LoadedHistory) -> list[str]:
-        """Return options that select the same history.
-
-        They work in any folder, and whatever other clusters are loaded.
-        """
-        if self.trace is None:
-            return ["--cluster", history.cluster]
-        return _given_options(("--trace", self.trace.resolve()), ("--cluster", self.cluster))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
@@ -170,10 +182,6 @@ class WindowOptions:
     since: Since = None
     until: Until = None
     warm_up: WarmUp = None
-
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        return _given_options(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
 
     def bounds(self, timezone: str, now: datetime | None) -> tuple[datetime | None, datetime | None]:
         """Return begin and end on a clock, each None where not given."""
@@ -223,11 +231,6 @@ class ReplayOptions:
 
     resource: OfResource = None
     oversized: IfOversized = Oversized.FAIL
-
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        oversized = "skip" if self.oversized is Oversized.SKIP else None
-        return _given_options(("--resource", self.resource), ("--oversized", oversized))
 
     def request_fields(self, settings: Settings) -> dict[str, Any]:
         """Return resource, jobs and seed as a what-if request names them."""
@@ -324,6 +327,11 @@ def select_cluster(option: str | None) -> str | None:
 def _print_warnings(notes: tuple[str, ...]) -> None:
     for note in notes:
         print_message(f"warning: {note}")
+
+
+def split_words(texts: list[str] | None) -> list[str]:
+    """Return the words of an option that takes several by commas."""
+    return [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
 
 
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:

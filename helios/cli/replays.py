@@ -6,7 +6,7 @@ It is apart from the options, because all that trains and replays takes two seco
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -34,21 +34,12 @@ from helios.services.registry import build, domain_of
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def write_whatif(
-    path: Path,
-    history: LoadedHistory,
-    result: WhatIf,
-    *,
-    options: Sequence[str] | None = None,
-) -> None:
-    """Write the page of a what-if.
-
-    ``options`` are those of the replays, as typed, for a command on the page. None where no command replays one alone.
-    """
+def write_whatif(path: Path, history: LoadedHistory, result: WhatIf) -> None:
+    """Write the page of a what-if."""
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
     description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-    write_page(path, render_whatif(result, description=description, options=options))
+    write_page(path, render_whatif(result, description=description))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

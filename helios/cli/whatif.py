@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from helios.choices import Backfill, Policy, RunTimes
+from helios.choices import Policy, RunTimes
 from helios.cli.energy import energy
 from helios.cli.options import (
+    ACTING,
+    POLICY,
+    SLURM_CONF,
     AsJson,
     Draws,
     HistoryOptions,
@@ -24,7 +27,7 @@ from helios.cli.options import (
     expand,
     refuse_misplaced,
 )
-from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
+from helios.cli.output import print_message, print_notes, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
 
 if TYPE_CHECKING:
@@ -49,12 +52,10 @@ def whatif_(
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[
-        list[str] | None, Option("--policy", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
-    ] = None,
+    policy: Annotated[list[str] | None, Option("--policy", help=POLICY)] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, with the guards that act live. If repeated, together."),
+        Option(help=ACTING),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -72,11 +73,11 @@ def whatif_(
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
     First it says, over --draws draws of the window, which order Helios should run live, and what that costs: its
-    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. Without
-    --policy it replays a default set: plain FIFO with EASY backfill by time limits, strict FIFO, fewest GPUs first,
-    QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know the true run times.
-    With --service it also runs the code of services that act live, by default beside plain FIFO + EASY and fewest
-    GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
+    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. --policy
+    takes several by commas. Without it a default set is replayed: plain FIFO with EASY backfill by time limits, strict
+    FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
+    the true run times. With --service it also runs the code of services that act live, by default beside plain FIFO +
+    EASY and fewest GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """
@@ -105,68 +106,8 @@ def whatif_(
         found = replays.replay_and_compare(history, request, settings, acting, draws=draws, progress=progress)
     print_notes(found.whatif.notes)
     if report is not None:
-        typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
-        typed += replay.as_arguments()
-        replays.write_whatif(report, history, found.whatif, options=typed)
+        replays.write_whatif(report, history, found.whatif)
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
-
-
-@commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
-@expand
-def explain_in_replay(
-    *,
-    context: typer.Context,
-    job: Annotated[
-        str,
-        Argument(
-            metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
-        ),
-    ],
-    source: HistoryOptions,
-    machine: Machine,
-    window: WindowOptions,
-    policy: Annotated[Policy, Option(help="Queue order of the replay.")] = Policy.FIFO,
-    backfill: Annotated[
-        Backfill, Option(help="Which jobs may start before a blocked job at the head of the queue.")
-    ] = Backfill.EASY,
-    estimates: Annotated[
-        str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
-    ] = "limit",
-    run_times: OrderBy = None,
-    option: Annotated[
-        list[str] | None,
-        Option("--set", help="Set an option of the policy: POLICY.OPTION=VALUE, as in helios whatif. Repeatable."),
-    ] = None,
-    replay: ReplayOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Say why one job waited in a replay.
-
-    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is plain FIFO
-    with EASY backfill by time limits. With another policy, it also shows when the job would have started in that order.
-    For a job that waits now, use helios why.
-    """
-    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
-    from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
-    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
-    from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
-
-    refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
-    settings = configuration().settings
-    chosen = scenarios(
-        policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
-    )
-    with progress_bars() as progress:
-        history = source.read(progress)
-        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
-        request = WhatIfRequest(
-            scenarios=with_options(chosen, option or []),
-            **window.request_fields(history),
-            **machine.request_fields(settings, history.capacity),
-            **replay.request_fields(settings),
-        )
-        found = explain_wait(history, request, job, progress=progress)
-    print_result(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @commands.command("slurm")
@@ -174,7 +115,7 @@ def explain_in_replay(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    slurm_conf: Annotated[Path, Option(help=SLURM_CONF)],
     qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
@@ -198,7 +139,7 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, as it is configured. May be repeated."),
+        Option(help=ACTING),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,

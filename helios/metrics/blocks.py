@@ -184,9 +184,10 @@ class Blocks:
         )
 
     def rank_correlation(self, one: Floats, other: Floats, moment_s: Seconds) -> Estimate:
-        """Return Spearman's rank correlation of pairs that belong to moments, with its interval.
+        """Return the rank correlation of two series, with its interval.
 
-        Ranks are among all pairs, also where a block is left out. The value is None where either is constant.
+        It is Spearman's, of pairs that belong to moments. Ranks are among all pairs, also where a block is left out.
+        The value is None where either is constant.
         """
         if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
             return Estimate()
@@ -210,7 +211,10 @@ class Blocks:
 
 
 def _correlation(sums: Floats) -> Floats:
-    """Return the correlation from the sums of 1, x, y, x x, y y and x y."""
+    """Return the correlation from sums.
+
+    The sums are those of 1, x, y, x x, y y and x y.
+    """
     n, x, y, xx, yy, xy = sums
     spread = np.sqrt(np.maximum((n * xx - x * x) * (n * yy - y * y), 0.0))
     found: Floats = np.divide(n * xy - x * y, spread, out=np.zeros_like(spread), where=spread > 0)

@@ -454,9 +454,9 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
 
 
 def follows_run(job_id: pd.Series[Any], submitted_s: Seconds, restart: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the position of the run before, of the same job, ``MISSING`` where there is none.
+    """Return the position of the earlier run of each job.
 
-    The id of a job may be used again: a job of its own begins with 0.
+    It is ``MISSING`` where there is none. The id of a job may be used again: a job of its own begins with 0.
     """
     rows = pd.DataFrame({"job": pd.factorize(job_id)[0], "submitted_s": submitted_s, "restart": restart})
     rows = rows.sort_values(["job", "submitted_s", "restart"], kind="stable")
@@ -468,7 +468,7 @@ def follows_run(job_id: pd.Series[Any], submitted_s: Seconds, restart: NDArray[n
 
 
 def _after_earlier_runs(jobs: pd.DataFrame, submitted_s: Seconds, eligible_s: Seconds, ended_s: Seconds) -> Seconds:
-    """Return the eligible times, those of a run that follows another not before the end of that."""
+    """Return the eligible times of runs, not before the earlier run ended."""
     restart = jobs["restart"].to_numpy()
     if not (restart > 0).any():
         return eligible_s

@@ -5,7 +5,6 @@ Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
 from helios.report.history import Description
 from helios.report.tables import CONTROL_NAMES, describe_missing
-from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
+from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.report.whatif_tables import best_figures
 from helios.units import change, duration, format_signed, percent
 
@@ -52,7 +51,6 @@ def render_whatif(
     description: Description | None = None,
     evaluation: Mapping[str, Any] | None = None,
     next_steps: Sequence[str] = (),
-    options: Sequence[str] | None = None,
 ) -> str:
     """Return the page of a what-if.
 
@@ -64,9 +62,6 @@ def render_whatif(
         JSON of an evaluation of the predictions.
     next_steps : sequence of str
         Commands for the reader to type next.
-    options : sequence of str, optional
-        Options of ``helios whatif explain`` that make the same replay of the history, for a command on the page. None
-        where there are none.
     """
     chosen = None if result.has_no_waits else result.proposal
     users = by_user(chosen, result) if chosen is not None else []
@@ -85,9 +80,6 @@ def render_whatif(
         users=users,
         named_users=biggest_users(users),
         losing_jobs=losing,
-        explain=None
-        if chosen is None or options is None or not losing
-        else shlex.join(["helios", "whatif", "explain", losing[0].job_id, *options, *_replay_options(chosen)]),
         figures=_figures(result, users),
         description=description,
         history=_history(description),
@@ -236,17 +228,6 @@ def inline(draw: Callable[..., str | None], *arguments: Any) -> Markup | None:
     if wide is None or narrow is None:
         return None
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))
-
-
-def _replay_options(run: Run) -> list[str]:
-    """Return the options of ``helios whatif explain`` for a replay."""
-    options = ["--policy", run.policy, "--backfill", run.backfill]
-    if run.backfill in {"easy", "nodes"}:
-        options += ["--estimates", str(run.estimates)]
-    for name, value in run.options.items():
-        text = "never" if value is None else f"{value / 60:.9g}min" if name == "patience_s" else f"{value:g}"
-        options += ["--set", f"{run.policy}.{name.removesuffix('_s')}={text}"]
-    return options
 
 
 def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:

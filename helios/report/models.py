@@ -18,7 +18,8 @@ from helios.units import duration, percent
 PROMOTED = "*"
 NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
 SHOWN_FEATURES = 10
-TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
+MOST_DECISIONS = 5
+"""Decisions that are shown below the models."""
 STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
 PLAIN, MODEL, ORACLE = "fifo", "model", "oracle"
@@ -39,7 +40,7 @@ def models_table(
 ) -> RenderableType:
     """List the models of a cluster, newest first.
 
-    With the figures of their backtests, and below them the last decision.
+    With the figures of their backtests, and below them the last decisions.
 
     Parameters
     ----------
@@ -77,9 +78,13 @@ def models_table(
     chosen = [model["model_id"] for model in models if model["promoted"]]
     lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
-        last = decisions[-1]
-        at = _utc_minute(last["promoted_at"])
-        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+        shown = decisions[-MOST_DECISIONS:]
+        lines.append(f"Last {len(shown)} of {len(decisions)} decisions (--json has all), in UTC:")
+        lines += [
+            f"  {_utc_minute(one['promoted_at'])}  {one['step']}: {one['model_id'] or 'shrinkage'}, "
+            f"by {one['promoted_by']}: {one['why']}"
+            for one in shown
+        ]
     elif chosen:
         lines.append("Nothing was ever decided: the newest is active.")
     lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
@@ -139,8 +144,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
     if step is None:
         first = f"{model_id} is kept and not used: {outcome['why']}."
     else:
-        did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
-        first = f"{model_id} {did}: {outcome['why']}."
+        first = f"{model_id} {STEPS[step]}: {outcome['why']}."
     if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
     return [first, *_active_lines(outcome)]
@@ -179,8 +183,6 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
 
 def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
     promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
-    if not outcome["written"]:
-        return [f"Active, as before: {before}."]
     if promoted == model_id:
         return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
     if promoted == "shrinkage":

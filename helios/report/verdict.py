@@ -1,4 +1,4 @@
-"""The verdict on which order Helios should run live, from the same draws of three orders.
+"""The verdict on the order that Helios should run live.
 
 One replay is no evidence, because a seed changes the mean wait of three weeks by up to 40 %. So the verdict goes by the
 logarithm of the ratio of their waits in each draw.
@@ -170,7 +170,7 @@ class RecordedWaits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class OrderVerdict:
     """Waits under each order that a site could use, and which it should have.
 
     All three have EASY backfill by time limits; size ages and is bounded as the live order is. There is one rule, and
@@ -272,8 +272,7 @@ class Verdict:
         first, last = self.window
         where = f"{self.jobs:,} jobs submitted from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
         moved = "".join(
-            f" Not with {DRAW_METHODS[over]}: that moves the queue itself, whose wait under {PLAIN} is then {ratio} of "
-            "the window's."
+            f" Refused, as another queue: {DRAW_METHODS[over]}; {PLAIN} then waits {ratio} of the window's."
             for over, ratio in self.refused.items()
         )
         if not self.draws:
@@ -342,7 +341,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return exp(sum(known) / len(known)) if known else float("nan")
 
 
-def _decision(verdict: Verdict) -> str:
+def _decision(verdict: OrderVerdict) -> str:
     """Return the verdict with its effect and its price."""
     best, here = verdict.best, verdict.is_comparable
     if best is CheckedOrder.OWN:

@@ -17,8 +17,8 @@ from helios.report.verdict import (
     NOBODY_WAITS,
     PLAIN,
     SINGLE_REPLAY,
+    OrderVerdict,
     RecordedWaits,
-    Verdict,
     compare_recorded,
 )
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
@@ -209,7 +209,7 @@ class WhatIf:
         What was assumed.
     named : JobNames, optional
         The jobs, users and partitions by name. None where not given.
-    verdict : Verdict, optional
+    verdict : OrderVerdict, optional
         On the live order, over draws. None where there is only this one replay.
     recorded_wait_s : float array of shape (jobs,), optional
         Recorded wait of each job, s, NaN where unknown.
@@ -227,7 +227,7 @@ class WhatIf:
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
     named: JobNames | None = None
-    verdict: Verdict | None = None
+    verdict: OrderVerdict | None = None
     recorded_wait_s: NDArray[np.float64] | None = None
     capacity: ClusterCapacity | None = None
     interrupted: bool = False

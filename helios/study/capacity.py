@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 import pandas as pd
@@ -229,7 +230,7 @@ def find_capacity(
     nodes: pd.DataFrame | None = None,
     events: pd.DataFrame | None = None,
     given: Mapping[str, int] | None = None,
-    units_per_node: int = 1,
+    units_per_node: float = 1,
 ) -> Capacity:
     """Return the capacity in service in a window.
 
@@ -243,8 +244,8 @@ def find_capacity(
         Columns of ``NODE_EVENTS``.
     given : mapping, optional
         Nodes of each partition. One name that no job uses, or ``all``, pools every job there.
-    units_per_node : int
-        GPUs or CPUs of each node of ``given``.
+    units_per_node : float
+        GPUs or CPUs of each node of ``given``, on average.
     """
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone)
     if given:
@@ -262,7 +263,7 @@ def find_capacity(
             units=np.repeat(units[:, None], n_days, axis=1),
             source="given",
             at_least=False,
-            units_per_node=(units_per_node if units_per_node > 1 else 0,) * len(names),
+            units_per_node=(ceil(units_per_node) if units_per_node > 1 else 0,) * len(names),
         )
     else:
         placement = find_placement(history)
@@ -365,7 +366,10 @@ def _from_nodes(
 
 
 def _share_with_resource(history: StudyHistory, nodes: pd.DataFrame | None) -> NDArray[np.float64]:
-    """Return the share of nodes with the resource in each partition, NaN where its nodes are not known."""
+    """Return the share of nodes with the resource in each partition.
+
+    It is NaN where its nodes are not known.
+    """
     shares = dict[str, float]()
     if nodes is not None:
         has_it = nodes[history.resource].fillna(0) > 0

@@ -11,9 +11,11 @@ import typer
 from typer import Argument, Option
 
 from helios.cli.options import (
+    OUT,
     AsJson,
     HistoryOptions,
     Machine,
+    Partitions,
     Report,
     Since,
     Until,
@@ -23,6 +25,7 @@ from helios.cli.options import (
     expand,
     refuse_misplaced,
     select_cluster,
+    split_words,
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import UsageError
@@ -40,14 +43,12 @@ def study_(
     machine: Machine,
     since: Since = None,
     until: Until = None,
-    partition: Annotated[list[str] | None, Option(help="Only jobs of this partition. Repeatable.")] = None,
+    partition: Partitions = None,
     audience: Annotated[
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
     report: Report = None,
-    out: Annotated[
-        Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
-    ] = None,
+    out: Annotated[Path | None, Option(help=OUT)] = None,
     keep: Annotated[bool, Option("--keep", help="Also keep it as the latest study, which helios web shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +56,7 @@ def study_(
 
     It gives twenty statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
     verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
-    inside the window. See docs/study.md.
+    inside the window. --out gets the statements, and each figure as CSV and PDF. See docs/study.md.
 
     Example: helios study --cluster venus --from 2020-05 --to 2020-05 --report study.html
     """
@@ -72,6 +73,7 @@ def study_(
     from helios.study.text import statement_tables  # noqa: PLC0415 - as above
 
     settings, window = configuration().settings, WindowOptions(since=since, until=until)
+    partitions = split_words(partition)
     with progress_bars() as progress:
         if source.trace is None:
             loaded, records = load_study(
@@ -87,7 +89,7 @@ def study_(
             settings=settings,
             window=window,
             machine=machine,
-            partitions=partition or (),
+            partitions=partitions,
         )
         if machine.nodes is not None:
             fields = machine.request_fields(settings, loaded.capacity)
@@ -100,7 +102,7 @@ def study_(
             given_away.pop(),
             since=bounds[0],
             until=bounds[1],
-            partitions=partition or (),
+            partitions=partitions,
             resource=size,
             records=records,
             source=Source(trace=source.trace, machine=machine.as_arguments(), partitions=partition or ()),

@@ -131,7 +131,10 @@ def _options(history: StudyHistory, size: ClusterCapacity | None, source: Source
 
 
 def _pool(size: ClusterCapacity | None) -> str:
-    """Return options that make all nodes one pool, empty where nodes differ or are not known."""
+    """Return options that make all nodes one pool.
+
+    They are empty where nodes differ or are not known.
+    """
     if size is None or size.nodes is None or size.per_node is None or size.nodes * size.per_node != size.units:
         return ""
     return f"--nodes {size.nodes} --gpus-per-node {size.per_node}"

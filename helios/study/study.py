@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from helios.app.history import LoadedHistory, choose_cluster, live_window
+from helios.app.clusters import choose_cluster, live_window
+from helios.app.history import LoadedHistory
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.blocks import Finding
-from helios.metrics.capacity import ClusterCapacity
+from helios.metrics.capacity import WHOLE, CapacitySource, ClusterCapacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.window import RECORD_COLUMNS, record_window
 from helios.model import UntrackedGpus
@@ -50,14 +51,14 @@ class NodeRecords:
         Columns of ``NODES`` and ``NODE_EVENTS``.
     given : mapping, optional
         Nodes of each partition, given by a person. They replace what is recorded.
-    units_per_node : int
+    units_per_node : float
         GPUs or CPUs of a node in ``given``.
     """
 
     nodes: pd.DataFrame | None = None
     events: pd.DataFrame | None = None
     given: Mapping[str, int] | None = None
-    units_per_node: int = 8
+    units_per_node: float = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +315,7 @@ def study(
             f"No job of {history.cluster} was submitted, waited or ran in the window{spans}.",
             hint="Choose --from and --to within it.",
         )
-    records = records or NodeRecords()
+    records = _with_size(records or NodeRecords(), size)
     capacity = find_capacity(
         history,
         nodes=records.nodes,
@@ -388,6 +389,15 @@ def find_all(
         for finding in findings
     ]
     return sorted(with_reasons, key=lambda finding: finding.number)
+
+
+def _with_size(records: NodeRecords, size: ClusterCapacity | None) -> NodeRecords:
+    """Return the nodes of a file's header or of a site's file where no others are known."""
+    if records.nodes is not None or records.given or size is None or not size.nodes:
+        return records
+    if size.source not in {CapacitySource.HEADER, CapacitySource.SITE}:
+        return records
+    return replace(records, given={WHOLE: size.nodes}, units_per_node=size.units / size.nodes)
 
 
 def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:

@@ -40,7 +40,7 @@ export DEVCLUSTER_FOLDER=/srv/cluster
 eval "$(/srv/deploy/devcluster/devcluster env)"
 for run in 1 2; do ansible-playbook -i localhost, -c local -e @/srv/variables.yml /srv/deploy/ansible/helios.yml; done
 sacctmgr --noheader --parsable2 show user format=User,AdminLevel
-helios config show
+helios config
 helios doctor || true
 """
 # An own /run, since systemd-nspawn wants one in memory.

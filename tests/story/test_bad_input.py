@@ -52,8 +52,8 @@ def test_a_file_of_which_nothing_was_understood_names_text_line_and_column(helio
 def test_rejects_are_kept_where_no_row_was_understood(helios: Helios, tmp_path: Path) -> None:
     path = trace(tmp_path, "1,ann,v,1,4,1,COMPLETED,yesterday,,,60,", "2,ann,v,1,4,1,COMPLETED,tomorrow,,,60,")
     for _ in range(2):
-        assert "trace rejects --cluster trace" in helios("trace", "load", path, code=1).err
-    rows = helios("trace", "rejects", "--cluster", "trace", "--json").json["rows"]
+        assert "trace describe --cluster trace" in helios("trace", "load", path, code=1).err
+    rows = helios("trace", "describe", "--cluster", "trace", "--json").json["rejects"]["rows"]
     assert [row["line"] for row in rows] == [2, 3] and "tomorrow" in rows[1]["text"]
 
 
@@ -68,7 +68,7 @@ def test_rows_that_make_no_sense_are_kept_with_their_line_and_shown(helios: Heli
     report = helios("trace", "load", path, "--json").json
     assert report["jobs_new"] == 1
     assert sum(report["rejects"].values()) == 2
-    kept = helios("trace", "rejects", "--json").json["rows"]
+    kept = helios("trace", "describe", "--json").json["rejects"]["rows"]
     assert sorted(row["line"] for row in kept) == [3, 4]
 
 

@@ -35,7 +35,7 @@ def test_a_table_is_loaded_by_a_map(helios: Helios, table: tuple[Path, Path]) ->
     assert {"cluster": "jobs", "jobs_new": 8, "rejects": {"time is not understood": 1}}.items() <= answer.json.items()
     assert f"as the map {table[1]} says (SHA-256 " in answer.err and "'yesterday'" in answer.err
     assert helios("trace", "list", "--json").json[0]["timezone"] == "Europe/Berlin"
-    assert "yesterday" in helios("trace", "rejects").out
+    assert "yesterday" in helios("trace", "describe").out
 
 
 def test_the_same_file_and_map_are_loaded_once(helios: Helios, table: tuple[Path, Path]) -> None:

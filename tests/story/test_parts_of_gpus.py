@@ -46,7 +46,7 @@ def test_a_description_sums_parts_and_leaves_out_what_is_unknown(helios: Helios,
 def test_usage_of_unknown_gpus_is_unknown_and_not_zero(helios: Helios, trace: Path) -> None:
     helios("trace", "load", trace)
     window = ("-S", "2020-01-01", "-E", "2020-01-01")
-    report = helios("report", "users", *window, "--json").json
+    report = helios("report", "usage", *window, "--json").json
     assert {row["group"]: row["gpu_hours"] for row in report["rows"]} == {"u1": 2.0, "u2": 0.25, "u3": 0.0, "u4": None}
     assert report["total"]["gpu_hours"] == 2.25
     assert any(UNKNOWN in note for note in report["notes"])
@@ -115,7 +115,7 @@ def test_eight_quarters_run_at_once_on_two_gpus(helios: Helios, nine: Path) -> N
 
 
 def test_the_wait_for_a_part_is_explained_in_gpus(helios: Helios, nine: Path) -> None:
-    explained = helios("whatif", "explain", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
+    explained = helios("why", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
     assert [interval["free"] for interval in explained["replay"]["intervals"]] == [[0, 0]]
     assert {job["gpus"] for job in (explained, *explained["replay"]["holders"])} == {0.25}
 

@@ -33,4 +33,4 @@ def test_a_trace_is_loaded_learned_from_and_replayed(helios: Helios, trace: Path
     replays = ("--policy", "fifo", "--draws", "0")
     answer = helios("whatif", "--nodes", "100", *replays, "--json").json
     assert answer["runs"][0]["jobs"] == loaded["jobs_new"]
-    assert "up to date" in helios("db", "status").out
+    assert "already at" in helios("db", "upgrade").out

@@ -9,8 +9,6 @@ import sys
 import helios
 
 EXTRAS = (
-    "dask",
-    "distributed",
     "optuna",
     "psycopg",
     "pynvml",

@@ -9,7 +9,7 @@ ends in ``+``. Unlike sacct, a number is never cut: its column grows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -85,7 +85,7 @@ class ReportTable:
     title : str
         What was asked, with the window, in a line.
     fields : tuple of Field
-        In the order in which ``--helpformat`` lists them.
+        In the order in which an unknown field of ``--format`` lists them.
     shown : tuple of str
         Names of the fields shown unless others are asked for; they fit 100 columns. Empty for all.
     rows : DataFrame
@@ -111,20 +111,28 @@ class ReportTable:
 
 
 def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
+    """Return the fields of a report that a ``--format`` text names.
+
+    None for those shown by default. Raises as :func:`named_fields`.
+    """
+    return named_fields(answer.fields, ",".join(answer.shown) or None if asked is None else asked)
+
+
+def named_fields(fields: Sequence[Field], asked: str | None) -> list[Field]:
     """Return the fields that a ``--format`` text names.
 
-    None for those shown by default.
+    None for all.
 
     Raises
     ------
     UsageError
         No field is named, a field is unknown (the hint lists the known ones), or a width is no number.
     """
-    by_name = {field.name.lower(): field for field in answer.fields}
-    known = f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
-    parts = answer.shown or tuple(by_name)
-    if asked is not None:
-        parts = tuple(part.strip() for part in asked.split(",") if part.strip())
+    if asked is None:
+        return list(fields)
+    by_name = {field.name.lower(): field for field in fields}
+    known = "\n".join(["Fields are:", *(f"  {field.name:<14} {field.doc}" for field in fields)])
+    parts = tuple(part.strip() for part in asked.split(",") if part.strip())
     if not parts:
         raise UsageError("--format names no field.", hint=known)
     chosen = []
@@ -139,11 +147,6 @@ def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
             )
         chosen.append(replace(field, width=int(width), exact=True) if percent_sign else field)
     return chosen
-
-
-def listing(fields: Iterable[Field]) -> list[str]:
-    """Return a line with name and meaning of each field."""
-    return [f"{field.name:<14} {field.doc}" for field in fields]
 
 
 def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
@@ -176,18 +179,15 @@ def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = Tru
         yield line(total)
 
 
-def as_parsable(
-    answer: ReportTable, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
-) -> Iterator[str]:
+def as_parsable(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
     """Yield header and rows with ``|`` between the fields.
 
-    Nothing is cut, and there is no total. ``trailing`` adds a ``|`` after the last field.
+    Nothing is cut, and there is no total.
     """
-    end = "|" if trailing else ""
     if header:
-        yield "|".join(field.name for field in fields) + end
+        yield "|".join(field.name for field in fields)
     for row in zip(*_texts(answer, fields), strict=True):
-        yield "|".join(row) + end
+        yield "|".join(row)
 
 
 def as_json(answer: ReportTable) -> dict[str, Any]:
@@ -228,13 +228,13 @@ def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
 def slurm_length(seconds: float) -> str:
     """Write a length of time in Slurm's notation.
 
-    ``[days-]HH:MM:SS``, rounded to whole seconds.
+    ``[days-]HH:MM:SS``, rounded to whole seconds, behind a minus where it is below 0.
     """
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(abs(round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     clock = f"{hour:02d}:{minute:02d}:{second:02d}"
-    return f"{days}-{clock}" if days else clock
+    return "-" * (round(seconds) < 0) + (f"{days}-{clock}" if days else clock)
 
 
 _NUMBERS: Mapping[FieldKind, Callable[[float], str]] = {

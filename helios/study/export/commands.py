@@ -13,6 +13,7 @@ from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
+    Out,
     Since,
     Until,
     configuration,
@@ -33,7 +34,7 @@ commands = typer.Typer()
 @expand
 def export(
     *,
-    out: Annotated[Path, Option(help="Folder for the files; made if missing.")],
+    out: Out,
     source: HistoryOptions,
     since: Since = None,
     until: Until = None,

@@ -179,10 +179,10 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 20, node hours of CPU jobs on GPU nodes while GPU jobs waited for these nodes.
+    """Return finding 20, CPU jobs on GPU nodes that jobs waited for.
 
-    Several CPU jobs on a node count once. Where the nodes of jobs are not known, a CPU job is taken to hold the nodes
-    that it requested, alone, if all nodes of its partition have GPUs.
+    The unit is node hours a week. Several CPU jobs on a node count once. Where the nodes of jobs are not known, a CPU
+    job is taken to hold the nodes that it requested, alone, if all nodes of its partition have GPUs.
     """
     if history.resource != "gpus":
         return unknown_finding(20, MISSING_GPUS)

@@ -86,7 +86,8 @@ class FusedTrial:
     def end(self, how: str, reason: str = "", **fields: Any) -> None:
         """Report that this process has done with the trial.
 
-        ``how`` is ``finished``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with the others.
+        ``how`` is ``finished``, ``diverged``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with
+        the others.
         """
         self.report(fused={"ended": how, "reason": reason, **fields})
 
@@ -457,7 +458,7 @@ class FusedTask:
             trial, finished = self._by_number.pop(at), trainer.finished.pop(at)
             # A model that was stopped since it is not finite is told from one that has done its steps.
             diverged = finished.reason.endswith("is not finite")
-            how, reason = ("stopped", finished.reason) if diverged else ("finished", "")
+            how, reason = ("diverged", finished.reason) if diverged else ("finished", "")
             trial.save(finished.checkpoint, ended=f"{how}: {reason}")
             trial.report(checkpoint=CHECKPOINT, progress=1.0)
             trial.end(how, reason)

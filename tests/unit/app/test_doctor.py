@@ -13,6 +13,7 @@ import pytest
 from helios.app import doctor
 from helios.app.live_cluster import BACK_END, preflight
 from helios.app.modes import pause, set_mode
+from helios.app.status import HEALTH_FILE
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HookTableInvalid
@@ -51,7 +52,7 @@ def daemon_says(
         "cycle": {"suspended": list(suspended)},
     }
     (fake_site.folder / "state").mkdir(exist_ok=True)
-    (fake_site.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
+    (fake_site.folder / "state" / HEALTH_FILE).write_text(json.dumps(told))
 
 
 def test_with_the_controller_away_the_doctor_tells_what_the_warehouse_knows(fake_site: FakeSite) -> None:

@@ -27,7 +27,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def canary(*partitions: str, cluster: str = "dev") -> Result:
-    scope = [word for name in partitions for word in ("-p", name)]
+    scope = [word for name in partitions for word in ("-r", name)]
     return CliRunner().invoke(application, ["mode", "qssf", "canary", *scope, "--cluster", cluster])
 
 

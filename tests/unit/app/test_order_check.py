@@ -78,7 +78,7 @@ def bursts(starts: dict[str, int], *, size: int = 6) -> LoadedHistory:
 
 def test_draws_that_move_the_queue_are_refused_for_another_way() -> None:
     one_a_day = bursts({f"u{day}": day for day in range(20)})
-    verdict = check_order(one_a_day, REQUEST, draws=3)
+    verdict = check_order(one_a_day, REQUEST)
     assert verdict.refused[ResampledUnit.USERS].ratio > 1.3, "users who never met now wait for each other"
     assert verdict.over is ResampledUnit.DAYS
     assert verdict.own_mean_s == pytest.approx(DrawnWindow(one_a_day, REQUEST).draw(0).own_mean_s, rel=0.1)
@@ -89,7 +89,7 @@ def test_where_no_draw_keeps_the_queue_the_window_stands_alone() -> None:
     backlog = bursts({f"u{day}": day for day in range(10)}, size=30)
     late = bursts({"last": 20}, size=1)
     jobs = jobs_frame(*backlog.jobs.to_dict("records"), *late.jobs.to_dict("records"))
-    verdict = check_order(replace(backlog, jobs=jobs.assign(user=pd.NA).astype(jobs.dtypes)), REQUEST, draws=3)
+    verdict = check_order(replace(backlog, jobs=jobs.assign(user=pd.NA).astype(jobs.dtypes)), REQUEST)
     assert set(verdict.refused) == {ResampledUnit.DAYS}
     assert (verdict.draws, len(verdict.ratios[CheckedOrder.SIZE])) == (0, 1)
     assert verdict.best is CheckedOrder.OWN
@@ -100,7 +100,7 @@ def test_a_recorded_wait_far_from_the_replay_s_is_said() -> None:
     submitted = history.jobs["submitted_at"]
     known = replace(history, jobs=history.jobs.assign(started_at=submitted + timedelta(seconds=3)))
     assert not check_order(known, REQUEST, draws=2).is_comparable
-    assert check_order(known, REQUEST, draws=2, helios_acts=True).is_comparable
+    assert check_order(known, REQUEST, draws=2, compares_recorded=False).is_comparable
     assert check_order(history, REQUEST, draws=2).recorded is None
 
 

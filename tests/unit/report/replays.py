@@ -8,7 +8,7 @@ import numpy as np
 
 from helios.choices import ResampledUnit
 from helios.metrics.queue import summarize_queue
-from helios.report.verdict import CheckedOrder, Ratios, RecordedWaits, Verdict
+from helios.report.verdict import CheckedOrder, OrderVerdict, Ratios, RecordedWaits
 from helios.report.whatif import Run, WhatIf
 
 
@@ -77,14 +77,14 @@ def a_verdict(
     large: float = float("nan"),
     recorded_s: float | None = None,
     **overrides: Any,
-) -> Verdict:
+) -> OrderVerdict:
     """A verdict whose draws have these ratios of mean waits to plain FIFO + EASY."""
     ratios = {
         order: [Ratios(mean=mean, longest=1.2, large=large, by_size=by_size or {}) for mean in means]
         for order, means in ((CheckedOrder.PREDICTIONS, predictions), (CheckedOrder.SIZE, size))
     }
     recorded = None if recorded_s is None else RecordedWaits(jobs=9, recorded_s=recorded_s, replayed_s=own_mean_s)
-    return Verdict(
+    return OrderVerdict(
         **{
             "window": (datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),
             "jobs": 1_000,

@@ -13,7 +13,7 @@ import pytest
 
 from helios.report.admin.nightly import NightEnergy, as_text, nightly_digest, render_nightly
 from helios.report.admin.sacct_format import as_lines, chosen_fields
-from helios.report.charts import as_png, nodes_over_time, saved_by_day
+from helios.report.charts import nodes_over_time, saved_by_day
 from helios.report.energy import ALWAYS_ON, EnergyLedger, Saving, energy_answer, energy_sentences, fields_by
 from helios.report.html import render_energy
 from tests.unit.report.admin.frames import DAY
@@ -159,10 +159,6 @@ def test_what_helios_wanted_is_drawn_where_it_is_known() -> None:
 def test_savings_of_a_single_day_or_of_none_are_not_drawn() -> None:
     assert saved_by_day(a_ledger(daily=a_ledger().daily.head(1))) is None
     assert saved_by_day(asleep(a_ledger(), 0)) is None
-
-
-def test_a_png_is_one() -> None:
-    assert as_png(a_ledger()).startswith(b"\x89PNG")
 
 
 def test_the_page_has_sentences_figures_table_and_notes_and_fetches_nothing() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.metrics.blocks import Blocks, local_edges
+from helios.metrics.capacity import header_capacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.trials import last_alike, next_alike
 from helios.study.capacity import find_capacity
@@ -363,6 +364,13 @@ def test_studies_of_two_weeks_differ_where_their_intervals_say_so():
     found = compare(one, other)
     assert [row.more_than_chance for row in found.statements] == [True, False, None]
     assert found.statements[0].low == pytest.approx(0.1 - math.hypot(0.02, 0.02))
+
+
+def test_levels_are_of_the_machine_that_a_file_names():
+    jobs = [at(k, gpus=0, cpus=6.0, run_time_s=3600.0, partition="p") for k in range(10)]
+    loaded = LoadedHistory(cluster="c", jobs=jobs_frame(*jobs), timezone="UTC", capacity=header_capacity(3, 20))
+    found = study(loaded, since=FIRST, until=FIRST + 10 * HOUR, resource="cpus")
+    assert found.statements[4].value == pytest.approx(6 / 20)
 
 
 def test_studies_that_count_in_two_ways_do_not_differ_beyond_chance():

@@ -213,7 +213,7 @@ def test_what_cannot_be_fused_is_said_and_trained_in_turn(mixed: Mixed) -> None:
 
 @pytest.mark.parametrize(
     ("number", "state", "reason"),
-    [(4, "failed", "there is no odd model"), (5, "pruned", "is not finite"), (6, "failed", "'lr'")],
+    [(4, "failed", "there is no odd model"), (5, "diverged", "is not finite"), (6, "failed", "'lr'")],
 )
 def test_a_model_that_fails_or_diverges_leaves_alone(mixed: Mixed, number: int, state: str, reason: str) -> None:
     assert mixed.trials[number].state == state
