@@ -310,7 +310,7 @@ def test_repeated_jobs_are_told_to_programs_and_on_a_page(sweeps: Helios, tmp_pa
     assert found["sums"]["fusible_hours_low"] == pytest.approx(22)
     told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-20", "--json").json["statements"][15]
     assert told["parts"]["share_of_hours_repeated_low"] == pytest.approx(22 / found["sums"]["gpu_hours"])
-    assert "All alike jobs, gain 1.87" in page.read_text()
+    assert "All alike jobs, gain 1.26" in page.read_text()
     lines = rows(sweeps("report", "trials", *WINDOW, "-nP", "-o", "user,jobs,onegpuh"))
     assert lines == [["alice", "12", "24.0"]]
 
