@@ -62,7 +62,10 @@ class Configuration:
 
     @property
     def draws_seed(self) -> int:
-        """Seed of what the model draws as it trains, for models without a seed one of their own."""
+        """Seed of what the model draws as it trains.
+
+        Models without a seed start equal, and draw by their numbers.
+        """
         return self.seed if "seed" in self.given else self.number
 
     def invalid(self, key: str, message: str, hint: str = "") -> ConfigurationInvalid:
