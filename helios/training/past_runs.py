@@ -72,7 +72,7 @@ def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]
 def runs_of_folder(folder: Path, program: str) -> list[TrialRun]:
     """Return the runs of a program in a pool's folder.
 
-    It may have been moved with the folder.
+    Both may have been moved since, so that the name of the file counts.
 
     Raises
     ------

@@ -64,7 +64,7 @@ class Configuration:
     def draws_seed(self) -> int:
         """Seed of what the model draws as it trains.
 
-        Models without a seed have one of their own.
+        Models without a seed start equal, and draw by their numbers.
         """
         return self.seed if "seed" in self.given else self.number
 
