@@ -158,7 +158,9 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the services and their modes, or set the mode of one, which limits what it may change.
+    """Show the services and their modes, or set the mode of one.
+
+    It limits what the service may change.
 
     Without a service it lists all that are installed, with their options; for a broken one it says why it cannot be
     used. off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would
