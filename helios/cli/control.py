@@ -158,12 +158,12 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the services and their modes, or set the mode of one, which limits what it may change.
+    """Show the services and their modes, or set a mode.
 
-    Without a service it lists all that are installed, with their options; for a broken one it says why it cannot be
-    used. off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would
-    have done. canary: it acts on some jobs or nodes. active: it acts on all. A new mode holds from the service's next
-    cycle on.
+    A mode limits what a service may change. Without a service it lists all that are installed, with their options; for
+    a broken one it says why it cannot be used. off: the service is not asked. shadow: it is asked, nothing is written,
+    and the audit log says what it would have done. canary: it acts on some jobs or nodes. active: it acts on all. A new
+    mode holds from the service's next cycle on.
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
