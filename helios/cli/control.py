@@ -167,8 +167,9 @@ def mode_(
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
-    from helios.app.live_cluster import configured_services, refuse_unknown_partitions  # noqa: PLC0415 - as above
+    from helios.app.live_cluster import refuse_unknown_partitions  # noqa: PLC0415 - as above
     from helios.app.modes import current_modes, set_mode  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
     from helios.services.registry import domain_of  # noqa: PLC0415 - as above
 
     settings, partitions = configuration().settings, split_words(partition)
@@ -347,8 +348,8 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Example: helios resume
     """
     from helios.app.controllers import JOBS_MEMORY, delete_damaged_state  # noqa: PLC0415 - as above
-    from helios.app.live_cluster import configured_services  # noqa: PLC0415 - as above
     from helios.app.modes import PAUSE_FILE, current_modes, resume, resume_here, still_paused  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
     from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
 
     settings = configuration().settings
