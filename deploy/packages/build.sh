@@ -20,11 +20,14 @@ folder=$(cd "$folder" && pwd)
 
 "$python" -m pip install --quiet --only-binary :all: --no-compile --disable-pip-version-check --target "$packages" \
   "${wheel}[postgres,web]"
-# What nothing here imports: tests, headers, and the part of Arrow for networks.
-rm -rf "$packages/bin" "$packages/pyarrow/include" "$packages/matplotlib/mpl-data/sample_data" "$packages"/pyarrow/src
+# What nothing here imports: tests, headers, Arrow's networks, second copies of its libraries, and a format of pictures.
+rm -rf "$packages"/bin "$packages"/pyarrow/include "$packages"/pyarrow/src "$packages"/pyarrow/libarrow_s3* \
+  "$packages"/pyarrow/_s3fs* "$packages"/pyarrow/libarrow_python*.so "$packages"/pyarrow/libarrow_python*.so.*.*.* \
+  "$packages"/pillow.libs/libavif* "$packages"/PIL/_avif* "$packages"/scipy/io "$packages"/matplotlib/mpl-data/sample_data
 find "$packages" -type d \( -name tests -o -name test \) ! -path "$packages/helios/*" -prune -exec rm -rf {} +
 find "$packages" \( -name '*.pyi' -o -name '*.h' -o -name '*.hpp' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \
-  -o -path '*/pyarrow/*flight*' \) -type f -delete
+  -o -path '*/fontTools/*.c' -o -path '*/pyarrow/*flight*' \) -type f -delete
+command -v strip >/dev/null && strip --strip-unneeded "$packages/llvmlite/binding/libllvmlite.so"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$release" >"$home/pyvenv.cfg"
 ln -s "/usr/bin/python$release" "$home/bin/python3"
 printf '#!%s/bin/python3\nimport sys\n\nfrom helios.cli.main import main\n\nsys.exit(main())\n' "$prefix" >"$home/bin/helios"
@@ -60,7 +63,7 @@ found = [path for path in compiled.glob("*/*") if path.is_dir()]
 for path in found:
     path.rename(path.with_name(names[path.name]))
 END
-"$python" -m compileall -q -s "$root" --invalidation-mode unchecked-hash "$packages" || true
+"$python" "$here/bytecode.py" "$packages"
 
 if command -v rpmbuild >/dev/null; then
   rpmbuild --quiet -bb --define "_topdir $work/rpm" --define "_rpmdir $folder" \
@@ -88,4 +91,4 @@ Description: learns from a Slurm GPU cluster's history and acts on it
  Everything is compiled, and no network is needed. Nothing is started: see
  /usr/share/doc/helios-slurm/install.md.
 TEXT
-dpkg-deb --root-owner-group -Zxz -z1 --build "$root" "$folder/helios-slurm_${version}_$architecture.deb"
+dpkg-deb --root-owner-group -Zgzip -z6 --build "$root" "$folder/helios-slurm_${version}_$architecture.deb"

@@ -78,8 +78,10 @@ def run_demo(folder: Path, *, days: int, made_at: datetime, progress: Progress =
         seed=SEED,
     )
     result = whatif(history, request, progress=progress)
+    # The month is made up, and its recorded waits say nothing of a queue.
+    verdict = check_order(history, request, compares_recorded=False, progress=progress)
     return Demo(
         description=describe(history.jobs, cluster=PROFILE, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TRAINING_SHARE, seed=SEED, progress=progress),
-        result=replace(result, verdict=check_order(history, request, progress=progress)),
+        result=replace(result, verdict=verdict),
     )

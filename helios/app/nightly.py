@@ -113,7 +113,7 @@ class NightlyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """Report of an earlier night: the text of its mail, and its files."""
+    """Report of an earlier night, with its mail and files."""
 
     subject: str
     text: str

@@ -119,7 +119,7 @@ def check_tonight(
 
     # Recorded waits are those with Helios acting, so they say nothing of the site's own order.
     asked = _last_weeks(history, nodes, settings, now)
-    result = check_order(*asked, draws=DRAWS, helios_acts=True, progress=progress)
+    result = check_order(*asked, draws=DRAWS, compares_recorded=False, progress=progress)
     check = PastCheck(at=now, best=result.best, sentences=tuple(result.sentences()))
     with Warehouse.open(settings.database.url) as warehouse:
         earlier = [each for each in order_checks(warehouse, history.cluster) if now - KEPT < each.at < now]

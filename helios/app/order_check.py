@@ -74,7 +74,7 @@ def check_order(
     request: WhatIfRequest,
     *,
     draws: int = 5,
-    helios_acts: bool = False,
+    compares_recorded: bool = True,
     progress: Progress = no_progress,
 ) -> OrderVerdict:
     """Replay draws of a window under three orders.
@@ -85,8 +85,8 @@ def check_order(
     ----------
     request : WhatIfRequest
         The window and the machine; its scenarios do not count. Jobs larger than their partition are left out.
-    helios_acts : bool
-        Whether Helios acted while the history was recorded, so that recorded waits are not those of the site alone.
+    compares_recorded : bool
+        Whether recorded waits are those of the site alone. False where Helios acted, or where they are made up.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_order(
     """
     refuse_few(draws)
     window = DrawnWindow(history, replace(request, skip_oversized=True), progress=progress)
-    return check_draws(window, draws=draws, helios_acts=helios_acts, progress=progress)
+    return check_draws(window, draws=draws, compares_recorded=compares_recorded, progress=progress)
 
 
 def refuse_few(draws: int) -> None:
@@ -109,7 +109,7 @@ def refuse_few(draws: int) -> None:
 
 
 def check_draws(
-    window: DrawnWindow, *, draws: int, helios_acts: bool = False, progress: Progress = no_progress
+    window: DrawnWindow, *, draws: int, compares_recorded: bool = True, progress: Progress = no_progress
 ) -> OrderVerdict:
     """Return the verdict on a window that is prepared.
 
@@ -149,7 +149,9 @@ def check_draws(
         own_mean_s=float(np.mean(own_means_s or [original.own_mean_s])),
         ratios=found,
         refused=refused,
-        recorded=None if helios_acts else compare_recorded(window.setup.recorded_wait_s, original.counted_own_wait_s),
+        recorded=compare_recorded(window.setup.recorded_wait_s, original.counted_own_wait_s)
+        if compares_recorded
+        else None,
     )
 
 

@@ -12,20 +12,14 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
 from helios.cli.output import print_message, progress_bars
 from helios.config import Energy
-from helios.ingest import synthetic_trace, write_helios_csv
-from helios.jit import KEPT, cache_folder
-from helios.metrics.spare_nodes import try_rules, use_by_minute
-from helios.model import NODE_STATES, QUEUE, Snapshot
-from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
-from helios.ports import Progress
-from helios.predict.live_predictor import LivePredictor
+
+if TYPE_CHECKING:  # pandas, which no help needs
+    from helios.ports import Progress
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
 DAYS, FEW_DAYS, SERIES_DAYS = 16, 2, 50
@@ -63,6 +57,8 @@ def compile_() -> None:
 
     Example: helios compile
     """
+    from helios.jit import KEPT, cache_folder  # noqa: PLC0415 - numba; no help needs it
+
     with progress_bars(shows_compiling=False) as progress:
         compile_all(progress)
     print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
@@ -108,6 +104,10 @@ def _write_inputs() -> str:
 
     Returns the id of a job in them.
     """
+    import numpy as np  # noqa: PLC0415 - as above
+
+    from helios.ingest import synthetic_trace, write_helios_csv  # noqa: PLC0415 - as above
+
     jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
     few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=FEW_DAYS)]
     write_helios_csv(few, Path("few.csv.gz"))
@@ -123,6 +123,12 @@ def _write_inputs() -> str:
 
 def _predict_live() -> None:
     """Predict run times and a start time."""
+    from helios.app.start_forecast import QueueForecast  # noqa: PLC0415 - as above
+    from helios.ingest import synthetic_trace  # noqa: PLC0415 - as above
+    from helios.model import NODE_STATES, QUEUE, Snapshot  # noqa: PLC0415 - as above
+    from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite  # noqa: PLC0415 - as above
+    from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - as above
+
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))
@@ -142,6 +148,10 @@ def _predict_live() -> None:
 
 def _try_spare_nodes() -> None:
     """Try rules for nodes awake, which commands do on weeks of history."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    from helios.metrics.spare_nodes import try_rules, use_by_minute  # noqa: PLC0415 - as above
+
     use = use_by_minute(
         np.array([0, 300]), np.array([1, 2]), nodes=4, begin_s=0, end_s=600, submitted_s=np.array([0, 300])
     )

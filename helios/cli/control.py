@@ -8,30 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from helios.app.controllers import JOBS_MEMORY
-from helios.app.live_cluster import plan_node_weights, refuse_unknown_partitions
-from helios.app.modes import (
-    PAUSE_FILE,
-    current_modes,
-    is_paused_here,
-    pause,
-    pause_here,
-    resume,
-    resume_here,
-    set_mode,
-    still_paused,
-)
-from helios.app.operations import Operations
-from helios.app.services import configured_services
-from helios.choices import Domain
+from helios.choices import Domain, Mode
 from helios.cli.options import (
     DAY,
     SLURM_CONF,
@@ -45,12 +29,13 @@ from helios.cli.options import (
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
 from helios.config import Settings
-from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
-from helios.model import Mode
-from helios.services.registry import POOL_GROUP, InstalledService, domain_of, installed
 from helios.units import count_in_words
-from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:  # pandas and SQLAlchemy, which no help needs
+    import pandas as pd
+
+    from helios.control import CycleReport, NodeCycleReport, ServiceMode
 
 MOST_LINES = 40
 WEIGHTS_GO_IN = (
@@ -89,6 +74,8 @@ def cycle_(
 
     Example: helios cycle nodes --as active
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy; no help needs them
+
     if apply and mode is not None:
         raise UsageError(
             "--as only plans.", hint=f"Set the mode: helios mode SERVICE active; then helios cycle {domain} --apply"
@@ -171,7 +158,9 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the services and their modes, or set the mode of one, which limits what it may change.
+    """Show the services and their modes, or set the mode of one.
+
+    It limits what the service may change.
 
     Without a service it lists all that are installed, with their options; for a broken one it says why it cannot be
     used. off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would
@@ -180,6 +169,10 @@ def mode_(
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
+    from helios.app.live_cluster import configured_services, refuse_unknown_partitions  # noqa: PLC0415 - as above
+    from helios.app.modes import current_modes, set_mode  # noqa: PLC0415 - as above
+    from helios.services.registry import domain_of  # noqa: PLC0415 - as above
+
     settings, partitions = configuration().settings, split_words(partition)
     if service is None and mode is None and not partitions and percent is None:
         _list_services(settings, cluster, as_json=as_json)
@@ -232,6 +225,9 @@ def _list_services(settings: Settings, cluster: str | None, *, as_json: bool) ->
 
     Without a history there are no modes; a broken service leaves the others unharmed.
     """
+    from helios.app.modes import current_modes  # noqa: PLC0415 - as above
+    from helios.services.registry import POOL_GROUP, InstalledService, installed  # noqa: PLC0415 - as above
+
     try:
         modes = current_modes(settings.database.url, _cluster_name(settings.database.url, cluster), settings.services)
     except NoSuchCluster as reason:
@@ -288,6 +284,9 @@ def pause_(
 
     Example: helios pause --reason 'maintenance'
     """
+    from helios.app.modes import PAUSE_FILE, is_paused_here, pause, pause_here  # noqa: PLC0415 - as above
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     settings = configuration().settings
     operations, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
@@ -349,6 +348,11 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     Example: helios resume
     """
+    from helios.app.controllers import JOBS_MEMORY, delete_damaged_state  # noqa: PLC0415 - as above
+    from helios.app.live_cluster import configured_services  # noqa: PLC0415 - as above
+    from helios.app.modes import PAUSE_FILE, current_modes, resume, resume_here, still_paused  # noqa: PLC0415 - as above
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     settings = configuration().settings
     folder = Path(settings.control.state_folder)
     try:
@@ -364,8 +368,6 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
             {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {error.message}", as_json=as_json
         )
         return
-    from helios.app.controllers import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
-
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
@@ -391,6 +393,8 @@ def nightly_(
 
     Example crontab line: 30 2 * * * helios nightly
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     if show_it:
         from helios.app.nightly import stored_report  # noqa: PLC0415 - it draws, and no pause waits for that
 
@@ -419,6 +423,8 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
 
 def _has_run_cycles(url: str, cluster: str) -> bool:
     """Return whether a control cycle ever ran with these settings."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     try:
         with Warehouse.open(url) as warehouse:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
@@ -427,6 +433,8 @@ def _has_run_cycles(url: str, cluster: str) -> bool:
 
 
 def _has_clusters(url: str) -> bool:
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     with Warehouse.open(url) as warehouse:
         return not warehouse.clusters().empty
 
@@ -446,6 +454,8 @@ def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) ->
 
     Without the file, the daemon would learn of the pause only from the database.
     """
+    from helios.app.modes import is_paused_here, pause_here  # noqa: PLC0415 - as above
+
     nodes_folder = _nodes_folder(folder)
     if os.path.lexists(nodes_folder) and not is_paused_here(nodes_folder):
         pause_here(nodes_folder, by=by, reason=reason, now=now)
@@ -458,6 +468,8 @@ def _resume_nodes_daemon(folder: Path) -> None:
 
     ``helios-release.sh`` may have left one. Where it cannot be removed, a warning says so.
     """
+    from helios.app.modes import PAUSE_FILE  # noqa: PLC0415 - as above
+
     file = _nodes_folder(folder) / PAUSE_FILE
     try:
         file.unlink(missing_ok=True)
@@ -467,6 +479,8 @@ def _resume_nodes_daemon(folder: Path) -> None:
 
 def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dict[str, ServiceMode]]:
     """Return the report and modes of a cycle on jobs or nodes."""
+    from helios.control import ServiceMode  # noqa: PLC0415 - as above
+
     modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
     report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
     print_notes(report.notes)
@@ -525,6 +539,7 @@ def _find_name(look_up: Callable[[], str], *, problems: list[str]) -> str | None
 def _cluster_name(url: str, cluster: str | None) -> str:
     """Return the given, default or only cluster."""
     from helios.app.clusters import choose_cluster  # noqa: PLC0415 - only where it must be looked up
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
 
     if cluster is not None:
         return cluster
@@ -558,6 +573,8 @@ def power_(
     """
     if context.invoked_subcommand is not None:
         return
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     cycles = Operations(configuration().settings, cluster=cluster).node_cycles
     if clear is not None:
         _clear(cycles, clear, as_json=as_json)
@@ -596,6 +613,8 @@ def weights(
     series of weights, in which those of one partition and rack follow each other. Weights that you have set keep
     their order. Without --slurm-conf it reads the file that scontrol names. Nothing is written.
     """
+    from helios.app.live_cluster import plan_node_weights  # noqa: PLC0415 - as above
+
     refuse_misplaced(context, write="helios power weights --slurm-conf FILE")
     plan = plan_node_weights(configuration().settings, slurm_conf)
     if as_json:

@@ -80,7 +80,7 @@ GROUPS = {
         ),
         "mode": (
             "cli.control:mode_",
-            "Show the services and their modes, or set the mode of one, which limits what it may change.",
+            "Show the services and their modes, or set the mode of one.",
         ),
         "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
         "resume": ("cli.control:resume_", "Let Helios act again after a pause."),

@@ -9,9 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from helios.app import model_drift, model_registry
-from helios.app.clusters import choose_cluster
-from helios.app.model_registry import judge, learn
 from helios.cli.options import (
     MODEL,
     AsJson,
@@ -31,17 +28,6 @@ from helios.cli.options import (
 )
 from helios.cli.output import print_notes, print_result, progress_bars, width
 from helios.errors import UsageError
-from helios.report.models import (
-    OrderValue,
-    comparison_table,
-    drift_tables,
-    model_notes,
-    models_table,
-    outcome_text,
-    value_table,
-)
-from helios.report.tables import evaluation_table
-from helios.warehouse import Warehouse
 
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
@@ -55,6 +41,9 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Models come newest first, with what each was trained on, how good it is, and which one is promoted. Decisions to
     promote, keep or go back come oldest first, each with its reason.
     """
+    from helios.app import model_drift, model_registry  # noqa: PLC0415 - pandas and SQLAlchemy; no help needs them
+    from helios.report.models import models_table  # noqa: PLC0415 - as above
+
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
     table = models_table(listed, decided, drift=model_drift.remembered_drift(url, name), width=width())
@@ -78,6 +67,9 @@ def promote_(
     The daemon uses it from its next cycle on. With shrinkage in place of an id no model is used, and predictions come
     from averages over similar past jobs.
     """
+    from helios.app import model_registry  # noqa: PLC0415 - as above
+    from helios.report.models import outcome_text  # noqa: PLC0415 - as above
+
     if (model_id is None) is not previous:
         raise UsageError("Say which model.", hint="Give its id (helios model list) or --previous, not both.")
     url, name = _site(cluster)
@@ -101,6 +93,9 @@ def drift_(
     The last days (setting model.judged_days) are compared with those of the training. Errors are shown week by week,
     beside those of shrinkage (averages over similar past jobs). Without --model it is about the promoted one.
     """
+    from helios.app import model_drift, model_registry  # noqa: PLC0415 - as above
+    from helios.report.models import drift_tables  # noqa: PLC0415 - as above
+
     url, name = _site(cluster)
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
@@ -117,6 +112,9 @@ def drift_(
 
 
 def _site(cluster: str | None) -> tuple[str, str]:
+    from helios.app.clusters import choose_cluster  # noqa: PLC0415 - as above
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     url = configuration().settings.database.url
     with Warehouse.open(url) as warehouse:
         return url, str(choose_cluster(warehouse, select_cluster(cluster))["name"])
@@ -137,10 +135,13 @@ def train(
     is better than the baselines. A later one is only stored: see how good it is with helios model evaluate --model,
     then use helios model promote. The nightly analysis (helios nightly) does all in one step.
     """
+    from helios.app import model_registry  # noqa: PLC0415 - as above
+    from helios.report.models import outcome_text  # noqa: PLC0415 - as above
+
     settings = configuration().settings
     with progress_bars() as progress:
         history = model_registry.training_history(settings.database.url, select_cluster(cluster), progress=progress)
-        record = learn(
+        record = model_registry.learn(
             history,
             url=settings.database.url,
             until=moment(until, timezone=history.timezone, is_end=True),
@@ -207,9 +208,12 @@ def evaluate(
         raise UsageError("--from and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
+    from helios.app.model_registry import judge  # noqa: PLC0415 - as above
     from helios.app.order_check import check_order, refuse_few, value_or_reason  # noqa: PLC0415 - numba and LightGBM
     from helios.app.record import complete_part  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+    from helios.report.models import OrderValue, model_notes, value_table  # noqa: PLC0415 - as above
+    from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
 
     if draws:
         refuse_few(draws)
@@ -253,6 +257,9 @@ def _compare(models: list[str], source: HistoryOptions, *, as_json: bool) -> Non
     It says "no difference" where chance alone may explain one, since many similar jobs of one user count about as one
     observation.
     """
+    from helios.app import model_registry  # noqa: PLC0415 - as above
+    from helios.report.models import comparison_table  # noqa: PLC0415 - as above
+
     if len(models) != 2 or source.trace is not None:
         raise UsageError(
             "--model compares two stored models of a loaded cluster.",

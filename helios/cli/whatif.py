@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from helios.choices import Policy, RunTimes
+from helios.choices import Policy
 from helios.cli.energy import energy
 from helios.cli.options import (
     ACTING,
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from helios.model import SlurmSite
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
-
-OrderBy = Annotated[
-    RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
-]
 
 commands.command(
     "energy", epilog="Example: helios whatif energy --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
@@ -76,9 +72,8 @@ def whatif_(
     default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. --policy
     takes several by commas. Without it a default set is replayed: plain FIFO with EASY backfill by time limits, strict
     FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
-    the true run times.
-    With --service it also runs the code of services that act live, by default beside plain FIFO + EASY and fewest
-    GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
+    the true run times. With --service it also runs the code of services that act live, by default beside plain FIFO +
+    EASY and fewest GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """

@@ -272,8 +272,7 @@ class OrderVerdict:
         first, last = self.window
         where = f"{self.jobs:,} jobs submitted from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
         moved = "".join(
-            f" Not with {DRAW_METHODS[over]}: that moves the queue itself, whose wait under {PLAIN} is then {ratio} of "
-            "the window's."
+            f" Refused, as another queue: {DRAW_METHODS[over]}; {PLAIN} then waits {ratio} of the window's."
             for over, ratio in self.refused.items()
         )
         if not self.draws:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.metrics.trials import GAINS, check_gains
+from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
@@ -81,7 +81,7 @@ def pool_whatif(
     FileUnreadable
         A folder is not of a pool.
     """
-    gains = gains or GAINS
+    gains = gains or PAIR_GAINS
     check_gains(gains)
     sweep = read_training_sweep(path)
     own = path.with_suffix(".pool")

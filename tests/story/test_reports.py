@@ -223,6 +223,18 @@ def night(database: Path, folder: Path, *, day: str = "2026-11-20", **report: in
     return nightly_pages(settings, None, day, folder, now=datetime.now(UTC))
 
 
+def test_the_report_of_a_night_is_printed(
+    warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helios: Helios
+) -> None:
+    monkeypatch.setenv("HELIOS_REPORT_FOLDER", str(tmp_path))
+    assert "Write one: helios nightly" in helios("nightly", "--show", code=1).err
+    found = [night(warehouse, tmp_path, day=day) for day in ("2026-11-19", "2026-11-20")]
+    newest = helios("nightly", "--show", "--json").json
+    assert (newest["subject"], newest["page"]) == (found[1].subject, str(found[1].page))
+    assert found[0].subject.split(",")[0] in helios("nightly", "--show", "--day", "2026-11-19").out
+    assert "2026-11-19, 2026-11-20" in helios("nightly", "--show", "--day", "2026-11-18", code=1).err
+
+
 def test_a_night_is_written_as_page_and_mail(warehouse: Path, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")
@@ -298,7 +310,7 @@ def test_repeated_jobs_are_told_to_programs_and_on_a_page(sweeps: Helios, tmp_pa
     assert found["sums"]["fusible_hours_low"] == pytest.approx(22)
     told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-20", "--json").json["statements"][15]
     assert told["parts"]["share_of_hours_repeated_low"] == pytest.approx(22 / found["sums"]["gpu_hours"])
-    assert "All alike jobs, gain 1.87" in page.read_text()
+    assert "All alike jobs, gain 1.26" in page.read_text()
     lines = rows(sweeps("report", "trials", *WINDOW, "-nP", "-o", "user,jobs,onegpuh"))
     assert lines == [["alice", "12", "24.0"]]
 

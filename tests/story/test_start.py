@@ -10,6 +10,7 @@ import pytest
 from helios.app.explain_socket import ExplainServer, JobAnswer
 from helios.cli.main import COMMANDS, import_command
 from helios.config import load_configuration
+from tests.unit.cli.test_options import every_command
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
@@ -39,18 +40,8 @@ def test_help_and_version_enter_no_room() -> None:
     assert loaded_by_running("--version", "--help", of=(*NEVER_FOR_HELP, "pydantic")) == []
 
 
-def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path) -> None:
-    typed = (
-        "config --help",
-        "config --example",
-        "why --help",
-        "status --help",
-        "whatif --help",
-        "report usage --help",
-        "advise --help",
-        "notify --help",
-    )
-    typed += ("trace load --help", "study --help", "hook --help", "doctor --help")
+def test_no_help_needs_a_heavy_module(tmp_path: Path) -> None:
+    typed = ["config --example", *(f"{' '.join(words)} --help" for words, _ in every_command())]
     assert loaded_by_running(*typed, of=NEVER_FOR_HELP, folder=tmp_path) == []
 
 

@@ -29,8 +29,10 @@ WINDOWS = {
     "sdsc": ("SDSC-BLUE-2000-4.2-cln.swf.gz", "2002-12-10", "2002-12-17"),
 }
 """Trace, begin and end of what is studied: a part so short that replays take seconds."""
-USUAL = {("kth", True), ("graham", False)}
-"""Trace, and whether it is loaded, of a usual run: 60 CPU s."""
+USUAL = {("phillips", False), ("venus", True)}
+"""Trace, and whether it is loaded, of a usual run: 45 CPU s."""
+TELLS_NOTHING = "philly"
+"""A trace without users, starts and states."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,6 @@ def test_every_command_has_the_number_that_follows_from_its_statement() -> None:
 def answer_to(command: str, helios: Helios, *, as_json: bool) -> Answer:
     """Type what a study proposes, as JSON and without draws, which take minutes."""
     *before, last = command.split(" && ")
-    if "helios report" in last:  # names until the new ones are there
-        last = last.replace("--from", "-S").replace("--to", "-E").replace("usage --by user", "users")
     for words in before:
         helios(*shlex.split(words)[1:])
     if "whatif" in last and "energy" not in last:
@@ -152,7 +152,7 @@ def test_proposed_commands_print_the_number_of_their_statement(name: str, loaded
         source = ["--cluster", name]
     study = helios("study", *source, "--from", since, "--to", until, "--json").json
     said = [one for one in study["statements"] if one["command"]]
-    assert said
+    assert bool(said) is (name != TELLS_NOTHING)
     answers = dict[tuple[str, bool], Answer]()
     for statement in said:
         number, command = statement["number"], statement["command"]

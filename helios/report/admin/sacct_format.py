@@ -228,13 +228,13 @@ def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
 def slurm_length(seconds: float) -> str:
     """Write a length of time in Slurm's notation.
 
-    ``[days-]HH:MM:SS``, rounded to whole seconds.
+    ``[days-]HH:MM:SS``, rounded to whole seconds, behind a minus where it is below 0.
     """
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(abs(round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     clock = f"{hour:02d}:{minute:02d}:{second:02d}"
-    return f"{days}-{clock}" if days else clock
+    return "-" * (round(seconds) < 0) + (f"{days}-{clock}" if days else clock)
 
 
 _NUMBERS: Mapping[FieldKind, Callable[[float], str]] = {

@@ -73,7 +73,8 @@ def choose_cohorts(kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArra
         is_full = members >= FEWEST_USERS and largest <= MOST_OF_ONE * total
         cohorts.append(cohort)
     table = pd.Series(cohorts, index=pd.MultiIndex.from_frame(counts[["kind", "owner"]]), dtype=np.int64)
-    return table.reindex(pd.MultiIndex.from_arrays([kinds, owner]), fill_value=-1).to_numpy(dtype=np.int64)
+    found = table.reindex(pd.MultiIndex.from_arrays([kinds, owner]), fill_value=-1)
+    return np.asarray(found, dtype=np.int64)
 
 
 def jobs_to_leave_out(

@@ -108,8 +108,8 @@ def test_draws_of_another_queue_are_said_to_be_refused() -> None:
     refused = {ResampledUnit.USERS: WaitRatio(ratio=1.47, low=1.0, high=2.17)}
     said = a_verdict(CLEARLY, LEVEL, over=ResampledUnit.WEEKS, refused=refused).sentences()[-1]
     assert "whole weeks drawn anew" in said
-    assert "Not with each user's jobs moved by whole days: that moves the queue itself" in said
-    assert "x 1.47 (1.00 to 2.17) of the window's" in said
+    assert "Refused, as another queue: each user's jobs moved by whole days" in said
+    assert "plain FIFO + EASY then waits x 1.47 (1.00 to 2.17) of the window's" in said
 
 
 def test_a_window_that_cannot_be_drawn_tells_nothing_from_chance() -> None:

@@ -21,7 +21,7 @@ from tests.unit.study.worlds import a_history, job
 
 LOST = {"FAILED", "OUT_OF_MEMORY", "NODE_FAIL"}
 RUNS_ON = {"RUNNING", "PENDING"}
-worlds = settings(max_examples=examples(40), deadline=None)
+worlds = settings(max_examples=examples(25), deadline=None)
 
 
 def share(part: list[Row], whole: list[Row]) -> float | None:

@@ -27,7 +27,7 @@ from tests.examples import examples
 from tests.unit.study.random_worlds import DAY, DAYS, END, HOUR, STEP_S, Row, history_of, rows
 from tests.unit.study.worlds import a_node, events_frame, nodes_frame
 
-worlds = settings(max_examples=examples(30), deadline=None)
+worlds = settings(max_examples=examples(15), deadline=None)
 WEEKS = DAYS / 7
 Nodes = dict[str, tuple[str, ...]]
 NODES: tuple[Nodes, ...] = (
