@@ -106,7 +106,10 @@ def cache_folder() -> Path:
 
 @cache
 def _copy_shipped(kept: str) -> None:
-    """Copy a folder of shipped code to the cache, as Numba uses no folder that it cannot write to."""
+    """Copy a folder of shipped code to the cache.
+
+    Numba uses no folder that it cannot write to.
+    """
     target = cache_folder() / kept
     if not (SHIPPED / kept).is_dir() or target.exists():
         return

@@ -14,9 +14,10 @@ from helios.app.controllers import JOBS_MEMORY as NODE_MEMORY
 from helios.app.energy.ledger import tariff_from
 from helios.app.history import misread_rows
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
-from helios.app.live_cluster import configured_services, preflight
+from helios.app.live_cluster import preflight
 from helios.app.modes import current_modes, is_paused
 from helios.app.notify import channels, check_notify, try_servers
+from helios.app.services import configured_services
 from helios.app.status import (
     FAIL,
     OK,

@@ -16,6 +16,7 @@ import pandas as pd
 
 from helios.app.clusters import choose_cluster
 from helios.app.controller_state import NIGHTLY_LEVELS
+from helios.app.energy.ledger import read_ledger
 from helios.app.history import load_history
 from helios.app.model_drift import DRIFTED
 from helios.app.model_registry import nightly, training_history
@@ -112,7 +113,7 @@ class NightlyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """Report of an earlier night: the text of its mail, and its files."""
+    """Report of an earlier night, with the text of its mail."""
 
     subject: str
     text: str
@@ -284,8 +285,8 @@ def _night(
     warehouse, cluster = context.warehouse, context.cluster
     try:
         energy = NightEnergy(
-            day=context.ledger(begin, end, energy=settings.energy, by="partition"),
-            days=context.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
+            day=read_ledger(context, begin, end, energy=settings.energy, by="partition"),
+            days=read_ledger(context, begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
         )
     except NotEnoughHistory:  # the history names no nodes
         energy = None

@@ -25,8 +25,9 @@ from helios.app.controller_state import (
 from helios.app.controllers import JobController, NodeController
 from helios.app.explain_socket import Explain, JobAnswer
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
-from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
+from helios.app.live_cluster import LiveCluster, open_live_cluster
 from helios.app.notify import Notices, channels, notices_in
+from helios.app.services import configured_domains, configured_services
 from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings

@@ -16,8 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, is_live, last_weeks
-from helios.app.energy.ledger import energy_ledger
-from helios.config import Energy, SlurmSettings
+from helios.config import SlurmSettings
 from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS, size_class
@@ -35,7 +34,6 @@ from helios.report.admin.decisions import (
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, wait_s
-from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
 
@@ -240,12 +238,6 @@ class ReportContext:
             timezone=self.timezone,
         )
 
-    def ledger(self, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
-        """Return the energy ledger of [since, until)."""
-        return energy_ledger(
-            self.warehouse, self.cluster, timezone=self.timezone, since=since, until=until, energy=energy, by=by
-        )
-
 
 def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | None, int | None]:
     """Return the GPU nodes by partition, and GPUs per node.
@@ -372,13 +364,6 @@ def service_report(query: ReportQuery, *, services: Collection[str] = ()) -> Rep
             services=services,
             timezone=context.timezone,
         )
-
-
-def energy_report(query: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
-    """Report node states, energy and savings by day, partition or node."""
-    with open_context(query) as context:
-        ledger = context.ledger(context.since, context.until, energy=energy, by=by)
-        return ledger if context.live else replace(ledger, notes=(f"This is {context.label}.", *ledger.notes))
 
 
 def shadow_report(

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks, live_window
-from helios.app.live_cluster import configured_services
 from helios.app.modes import current_modes, is_paused
 from helios.app.predictions import UNTRUSTED
+from helios.app.services import configured_services
 from helios.config import Settings
 from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, ModelUnreadable, NoSuchCluster, NotEnoughHistory

@@ -6,6 +6,7 @@ is imported. ``helios pause`` does not wait for the training code, and ``helios 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
@@ -79,7 +80,7 @@ GROUPS = {
         ),
         "mode": (
             "cli.control:mode_",
-            "Show the services and their modes, or set the mode of one, which limits what it may change.",
+            "Show the services and their modes, or set a mode.",
         ),
         "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
         "resume": ("cli.control:resume_", "Let Helios act again after a pause."),
@@ -216,6 +217,8 @@ def main() -> None:
     """
     # Python's own 700 has it look for garbage hundreds of times while modules are imported, which leave none.
     gc.set_threshold(10_000)
+    # At its end it would look through all modules once more, a tenth of a second for memory that goes with the process.
+    atexit.register(gc.freeze)
     try:
         application()
     except HeliosError as error:

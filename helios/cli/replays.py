@@ -18,10 +18,9 @@ from rich.table import Table
 from helios.actions import Result
 from helios.app.history import LoadedHistory
 from helios.app.order_check import check_order
-from helios.app.scenarios import Estimates
 from helios.app.service_replay import ServiceReplay, replay_acting
 from helios.app.whatif import WhatIfRequest, whatif
-from helios.choices import Domain, RunTimes
+from helios.choices import Domain
 from helios.cli.output import print_message, show, show_json, width, write_page
 from helios.config import Settings
 from helios.errors import UsageError
@@ -127,24 +126,6 @@ def choices(texts: list[str] | None, kind: type[Choice], option: str) -> list[Ch
     if unknown := [word for word in words if word not in list(kind)]:
         raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
-
-
-def read_estimate(word: str) -> Estimates:
-    """Parse a value of ``--estimates``.
-
-    Raises
-    ------
-    UsageError
-        It is not understood.
-    """
-    if word.isdecimal() and int(word) > 0:
-        return int(word)
-    try:
-        return RunTimes(word)
-    except ValueError as reason:
-        raise UsageError(
-            f"--estimates has no {word!r}.", hint="Write limit, predicted, expected, true or a number of seconds."
-        ) from reason
 
 
 def requested_services(

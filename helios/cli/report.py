@@ -219,11 +219,11 @@ def energy(
     Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost. Nodes
     of the same partitions and GPUs count as one partition.
     """
-    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.app.energy.ledger import energy_report  # noqa: PLC0415 - pandas, which no help needs
     from helios.report.energy import energy_answer, energy_sentences, fields_by  # noqa: PLC0415 - as above
 
     form.check(fields_by(by))
-    found = reports.energy_report(_query(cluster, start, end), energy=configuration().settings.energy, by=by)
+    found = energy_report(_query(cluster, start, end), energy=configuration().settings.energy, by=by)
     if report is not None:
         from helios.report.html import render_energy  # noqa: PLC0415 - drawing takes a second to import
 

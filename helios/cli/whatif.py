@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from helios.choices import Policy, RunTimes
+from helios.choices import Policy
 from helios.cli.energy import energy
 from helios.cli.options import (
     ACTING,
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from helios.model import SlurmSite
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
-
-OrderBy = Annotated[
-    RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
-]
 
 commands.command(
     "energy", epilog="Example: helios whatif energy --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"

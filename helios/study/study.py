@@ -392,7 +392,10 @@ def find_all(
 
 
 def _with_size(records: NodeRecords, size: ClusterCapacity | None) -> NodeRecords:
-    """Return the nodes of a file's header or of a site's file where no others are known."""
+    """Return the nodes that a file names where no others are known.
+
+    It is the header of a trace, or the file of a site.
+    """
     if records.nodes is not None or records.given or size is None or not size.nodes:
         return records
     if size.source not in {CapacitySource.HEADER, CapacitySource.SITE}:

@@ -70,7 +70,9 @@ def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]
 
 
 def runs_of_folder(folder: Path, program: str) -> list[TrialRun]:
-    """Return the runs of a program in a pool's folder, which may have been moved with it.
+    """Return the runs of a program in a pool's folder.
+
+    Both may have been moved since, so that the name of the file counts.
 
     Raises
     ------

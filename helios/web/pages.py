@@ -20,6 +20,7 @@ import pandas as pd
 from helios.app import reports
 from helios.app.advise import advise
 from helios.app.clusters import NOT_LIVE, last_weeks
+from helios.app.energy.ledger import energy_report
 from helios.app.explain import explain_node, node_status
 from helios.app.explain_past import ID_USED_BEFORE
 from helios.config import Settings
@@ -273,7 +274,7 @@ def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = reports.energy_report(site.report_query(reader, given), energy=site.settings.energy)
+    ledger = energy_report(site.report_query(reader, given), energy=site.settings.energy)
     found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return replace(found, values=ledger.to_json())
 

@@ -76,6 +76,12 @@ def test_the_zone_assumed_for_local_times_is_said(helios: Helios, tmp_path: Path
     assert "UTC" in helios("trace", "load", trace(tmp_path, job(1))).err
 
 
+def test_a_month_that_ends_a_window_is_included(helios: Helios, tmp_path: Path) -> None:
+    path, window = trace(tmp_path, job(1), job(2, day=30)), ("--from", "2020-09", "--to", "2020-09")
+    said = helios("trace", "export", "--trace", path, *window, "--layout", "helios", "--out", tmp_path / "out").out
+    assert said.startswith("2 jobs")
+
+
 def test_a_zone_that_does_not_exist_is_refused(helios: Helios, tmp_path: Path) -> None:
     answer = helios("trace", "load", trace(tmp_path, job(1)), "--timezone", "Mars/Olympus", code=2)
     assert "Europe/Berlin" in answer.err

@@ -223,6 +223,18 @@ def night(database: Path, folder: Path, *, day: str = "2026-11-20", **report: in
     return nightly_pages(settings, None, day, folder, now=datetime.now(UTC))
 
 
+def test_the_report_of_a_night_is_printed(
+    warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helios: Helios
+) -> None:
+    monkeypatch.setenv("HELIOS_REPORT_FOLDER", str(tmp_path))
+    assert "Write one: helios nightly" in helios("nightly", "--show", code=1).err
+    found = [night(warehouse, tmp_path, day=day) for day in ("2026-11-19", "2026-11-20")]
+    newest = helios("nightly", "--show", "--json").json
+    assert (newest["subject"], newest["page"]) == (found[1].subject, str(found[1].page))
+    assert found[0].subject.split(",")[0] in helios("nightly", "--show", "--day", "2026-11-19").out
+    assert "2026-11-19, 2026-11-20" in helios("nightly", "--show", "--day", "2026-11-18", code=1).err
+
+
 def test_a_night_is_written_as_page_and_mail(warehouse: Path, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")

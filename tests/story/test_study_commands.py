@@ -128,8 +128,6 @@ def test_every_command_has_the_number_that_follows_from_its_statement() -> None:
 def answer_to(command: str, helios: Helios, *, as_json: bool) -> Answer:
     """Type what a study proposes, as JSON and without draws, which take minutes."""
     *before, last = command.split(" && ")
-    if "helios report" in last:  # names until the new ones are there
-        last = last.replace("--from", "-S").replace("--to", "-E").replace("usage --by user", "users")
     for words in before:
         helios(*shlex.split(words)[1:])
     if "whatif" in last and "energy" not in last:

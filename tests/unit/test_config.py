@@ -167,7 +167,7 @@ def test_every_variable_that_the_repository_uses_is_known(tmp_path: Path) -> Non
     reads = re.compile(r"environ(?:\.get\(|\[)[\"'](HELIOS_\w+)|\$\{?(HELIOS_\w+)|(?:Environment=|export )(HELIOS_\w+)")
     found = {name for file in files if file.is_file() for it in reads.findall(file.read_text("latin-1")) for name in it}
     assert found - {""}
-    configured(tmp_path, **dict.fromkeys(found - {"", "HELIOS_CONFIG", "HELIOS_DAEMON_LISTEN"}, "x"))
+    configured(tmp_path, **dict.fromkeys(found - {"", "HELIOS_CONFIG", "HELIOS_DAEMON_LISTEN"}, "/x"))
 
 
 def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_lease_that_runs_out_between_cycles_is_a_warning(fake_site: FakeSite) 
 def test_a_warehouse_that_cannot_be_written_is_no_warehouse(fake_site: FakeSite) -> None:
     read_only = f"sqlite:///file:{fake_site.folder / 'helios.db'}?mode=ro&uri=true"
     assert finding(fake_site, "warehouse").verdict is FindingLevel.OK
-    said = finding(fake_site, "helios", database={"url": read_only})
+    said = finding(fake_site, "warehouse", database={"url": read_only})
     assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
 
 
