@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.explain import LOOK_BACK, explain
+from helios.app.explain import explain
+from helios.app.explain_past import LOOK_BACK
 from helios.app.nightly import delete_old_rows
 from tests.unit.app.sites import FakeSite
 

@@ -1,7 +1,7 @@
 """Windows of traces on machines, and what the default order makes of them over draws.
 
-A draw is that of ``helios whatif`` (helios/app/resampling.py): users moved by whole days where they are known, else
-weeks, days or arrivals.
+A draw is that of ``helios whatif`` (helios/app/order_check.py): users moved by whole days where they are known and this
+keeps the queue, else weeks, days or arrivals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from helios.app.history import LoadedHistory
 from helios.app.order_check import DrawnWindow, check_draws
 from helios.app.replay_cluster import parse_nodes
 from helios.app.whatif import WhatIfRequest
-from helios.report.order_check import CheckedOrder, geometric_mean
+from helios.report.verdict import CheckedOrder, geometric_mean
 
 BUSY = 0.85
 """Share of a machine of unknown size that the jobs of a window would keep busy."""
@@ -72,7 +72,7 @@ def machine_for(jobs: pd.DataFrame) -> tuple[str, int]:
 def rows(
     name: str, history: LoadedHistory, spans: Sequence[tuple[int, int]], *, draws: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of the default order in each window: against the site's own, and against size, equally aged.
+    """Yield the figures of the default order in each window: against plain FIFO + EASY, and against size, equally aged.
 
     Windows in which hardly any job waits are left out, and those without a job that can be replayed, which are named.
 
@@ -106,7 +106,7 @@ def rows(
         )
         for question, key in (("mean wait", "mean"), ("longest wait", "longest"), ("large jobs", "large")):
             if np.isfinite(ours[key]):
-                own = {"ours": ours[key], "control": 1.0, "ratio": ours[key], "best": "the site's own order"}
+                own = {"ours": ours[key], "control": 1.0, "ratio": ours[key], "best": "plain FIFO + EASY"}
                 yield {"question": question, **where, **own}
         beside = {"ours": ours["mean"], "control": size["mean"], "ratio": ours["mean"] / size["mean"]}
         yield {"question": "mean wait beside size", **where, **beside, "best": "size, equally aged"}

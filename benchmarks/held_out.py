@@ -6,7 +6,7 @@
 
 - predictions: the model trained on what had happened before each window, against every control there, quantile trees
   of the same features among them;
-- orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
+- orders: waits under Helios' order against plain FIFO + EASY (by time limits) and against size, equally aged,
   over draws of each window, on a machine that its jobs keep busy.
 
 The worst window comes first. ``--json`` prints one row a figure: question, trace, window, ours, control, ratio.

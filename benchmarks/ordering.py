@@ -3,11 +3,11 @@
     python -m benchmarks.ordering FOLDER [--draws 4] [--part first|rest|all|earlier] [--rules rules|bounds]
         [--only kth_dec]
 
-Each figure is a wait over that of the site's own order (first in, first out with EASY backfill by time limits) in the
-same draw: the mean wait (geometric mean over the draws, the worst in brackets), the longest wait (median, worst), and
-the mean wait of jobs of a node and more (geometric mean, worst), where nodes have one CPU of more than one. Every rule
-has EASY backfill by time limits, and ages by the same share of the longest wait, unless its name says "not aged". The
-windows of the parts `first` and `earlier` served to choose constants; what is reported is `rest`.
+Each figure is a wait over that of plain FIFO + EASY (by time limits) in the same draw: the mean wait (geometric mean
+over the draws, the worst in brackets), the longest wait (median, worst), and the mean wait of jobs of a node and more
+(geometric mean, worst), where nodes have one CPU of more than one. Every rule has EASY backfill by time limits, and
+ages by the same share of the longest wait, unless its name says "not aged". The windows of the parts `first` and
+`earlier` served to choose constants; what is reported is `rest`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from helios.app.history import read_file
 from helios.app.order_check import live_scenario
 from helios.app.scenarios import AGED, NEVER, Scenario, read_options
 from helios.choices import Policy, RunTimes
-from helios.report.order_check import Ratios, geometric_mean
+from helios.report.verdict import Ratios, geometric_mean
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"
 VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"

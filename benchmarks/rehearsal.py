@@ -9,8 +9,8 @@ something may start, has neither grid nor promotion, and is compared with the co
 run it, it has both, and is asked every 30 s. The night owl is the package of docs/write-a-service.md, unchanged.
 
 Rates are per CPU second, set-up included, compilation not; the better of two replays. With ``--with-model`` jobs are
-predicted as in ``helios simulate``, by a model that is trained on the way, which is most of what a service replay
-costs.
+predicted as in ``helios whatif --service``, by a model that is trained on the way, which is most of what a service
+replay costs.
 """
 
 from __future__ import annotations

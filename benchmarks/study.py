@@ -125,8 +125,8 @@ def arguments(folder: Path) -> Iterator[dict[str, Any]]:
             "share_of_waiting_of_short_jobs": told[13].parts.get("share_of_waiting_of_short_jobs"),
             "who_waits": told[12].value,
             "who_waits_p90": told[12].parts.get("short_p90"),
-            "repetition": told[14].value,
-            "last_alike_rank": told[14].parts.get("rank_correlation"),
+            "repetition": told[14].parts.get("share_of_jobs"),
+            "last_alike_rank": told[14].value,
             "qssf_over_own_order": runs[1].summary.mean_wait_s / runs[0].summary.mean_wait_s,
         }
 
@@ -248,8 +248,8 @@ def repetition(folder: Path) -> Iterator[dict[str, Any]]:
             judged = judge(known, train_until=split)
             yield {
                 "window": f"{file.split('.')[0].split('_may')[0]} {moment}",
-                "repetition": told.value,
-                "last_alike_rank": told.parts.get("rank_correlation"),
+                "repetition": told.parts.get("share_of_jobs"),
+                "last_alike_rank": told.value,
                 "verdict": str(told.verdict),
                 "predictor": judged.figures.spearman,
                 "user_last": judged.controls["user_last"].spearman,

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import lightgbm
 import numpy as np
@@ -26,8 +27,8 @@ import pandas as pd
 from helios.app.history import read_file
 from helios.ingest import synthetic_trace
 from helios.model import JOBS
-from helios.ports import Progress, no_progress
-from helios.predict.duration import ROUNDS, TrainingSet, train_locally, train_on
+from helios.ports import Progress
+from helios.predict.duration import ROUNDS, TrainingSet, fit_trees, train_on
 from helios.predict.job_table import JobTable
 from helios.predict.timeline import RecordedWalk
 
@@ -103,14 +104,15 @@ def main() -> None:
     print(f"{len(jobs):,} jobs; peak {peak_mib():,.0f} MiB before the first part")
     watch = Stopwatch()
 
-    def trainer(training_set: TrainingSet, *, seed: int, progress: Progress = no_progress) -> str:
+    def watched(training_set: TrainingSet, *, seed: int, progress: Progress) -> str:
         part = f"  of it LightGBM: {len(training_set.ended):,} pairs, {ROUNDS} trees"
-        return watch(part, lambda: train_locally(training_set, seed=seed, progress=progress))
+        return watch(part, lambda: fit_trees(training_set, seed=seed, progress=progress))
 
     began = time.perf_counter()
     table = watch("columns", lambda: JobTable.from_frame(jobs))
     walk = RecordedWalk(table)
-    watch("training", lambda: train_on(walk, table, cluster="saturn", until=None, seed=0, trainer=trainer))
+    with patch("helios.predict.duration.fit_trees", watched):
+        watch("training", lambda: train_on(walk, table, cluster="saturn", until=None, seed=0))
     ours_s, ours_mib = time.perf_counter() - began, peak_mib()
     lightgbm_s = sum(took_s for part, took_s in watch.wall_s.items() if "LightGBM" in part)
     watch("naive: raw columns and one leaking feature, all rows", lambda: naive(jobs))

@@ -81,7 +81,7 @@ def main() -> None:
             {"database": {"url": url}, "control": {"state_folder": name}, "report": {"folder": name}}
         )
 
-        loaded, records = load_study(url=url, cluster=None, window=lambda _: (end - timedelta(weeks=1), end))
+        loaded, records = load_study(url=url, cluster=None, window=lambda *_: (end - timedelta(weeks=1), end))
         store_study(study(loaded, records=records), folder, energy=settings.energy, now=end)
         del loaded, records
 

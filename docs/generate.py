@@ -43,7 +43,7 @@ def _settings() -> str:
         "# Settings",
         "",
         "Written by `make reference`. [Operate](../operate.md#configuration) says which files are read and which wins;",
-        "`helios config show` says where each value came from.",
+        "`helios config` says where each value came from.",
         "",
         "| key | variable | default | meaning |",
         "|---|---|---|---|",

@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
         sys.exit(f"No browser was found to take pictures with: {', '.join(BROWSERS)}")
     report = folder / "report.html"
     if not report.is_file():
-        subprocess.run([sys.executable, "-m", "helios", "try", "--folder", folder], check=True)
+        subprocess.run([sys.executable, "-m", "helios", "try", "--out", folder], check=True)
     for name, (cut, height) in PICTURES.items():
         page = folder / f"{name}.html"
         page.write_text(cut(report.read_text(encoding="utf-8")), encoding="utf-8")

@@ -76,3 +76,12 @@ class Domain(StrEnum):
 
     JOBS = "jobs"
     NODES = "nodes"
+
+
+class Mode(StrEnum):
+    """How far a service may go."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    CANARY = "canary"
+    ACTIVE = "active"

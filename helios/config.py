@@ -144,8 +144,6 @@ class ModelSection(_Section):
 
     seed: int = Field(default=0, ge=0)
     """Seed of the training; the same seed gives the same model"""
-    dask: str = ""
-    """Dask scheduler on whose workers models are trained (tcp://HOST:8786); empty: here"""
     test_fraction: float = Field(default=0.3, gt=0, lt=1)
     """Last part of the history, by submission, on which a model is judged"""
     judged_days: float = Field(default=7, ge=0.5)
@@ -511,7 +509,7 @@ def example_file() -> str:
     """Return a configuration file with every key at its default, commented out."""
     lines = [
         "# Settings of Helios. A line that begins with # and a key shows the default; remove the # to change it.",
-        "# Which files are read, and which of them wins: helios config show. Is this file right? helios config check",
+        "# Which files are read, which of them wins, and is this file right: helios config",
     ]
     for section, declared in Settings.model_fields.items():
         if section == "services":
@@ -521,7 +519,7 @@ def example_file() -> str:
         for name, field in model.model_fields.items():
             value = _USER_DEFAULTS.get(f"{section}.{name}", field.default)
             lines += [*_comment(" ".join((field.description or "").split())), f"#{name} = {json.dumps(value)}"]
-    lines += ["", *_comment(f"{Settings.model_fields['services'].description}. What there is: helios service list")]
+    lines += ["", *_comment(f"{Settings.model_fields['services'].description}. What there is: helios mode")]
     return "\n".join([*lines, "#[services.qssf]", ""])
 
 

@@ -149,18 +149,3 @@ class HookTableInvalid(HeliosError):
 
 class MemoryDamaged(HeliosError):
     """The state that control stored after its last cycle cannot be read."""
-
-
-class DaskUnavailable(HeliosError):
-    """No Dask cluster can be used.
-
-    No scheduler answers at the address, it has no workers, or Dask is not installed here.
-    """
-
-
-class DaskMismatch(HeliosError):
-    """The Dask workers run other releases than this machine does."""
-
-
-class TrainingBroken(HeliosError):
-    """Training on other machines ended before the model was complete."""

@@ -10,6 +10,8 @@ import hashlib
 import logging
 import os
 import re
+import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -28,6 +30,12 @@ from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, register_model, unbox
 from numba.np import arrayobj
 from numba.np.numpy_support import from_dtype
+
+SHIPPED = Path(sys.prefix) / "compiled"
+"""What a package has compiled when it was built, for every processor of its architecture."""
+if SHIPPED.is_dir():
+    # Numba takes code only from the kind of processor that it believes to be on.
+    os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 _log = logging.getLogger(__name__)
 _numba: Any = config
@@ -60,8 +68,9 @@ def cached_jit(function: _Function, **options: Any) -> _Function:
     The kept code contains all functions that it calls.
     """
     settings: Any = config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = str(cache_folder() / digest(function.__module__))
+    before, kept = settings.CACHE_DIR, digest(function.__module__)
+    settings.CACHE_DIR = str(cache_folder() / kept)
+    _copy_shipped(kept)
     try:
         compiled = njit(cache=True, **options)(function)
     finally:
@@ -93,6 +102,24 @@ def cache_folder() -> Path:
     if folder:
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helios" / "compiled"
+
+
+@cache
+def _copy_shipped(kept: str) -> None:
+    """Copy a folder of shipped code to the cache.
+
+    Numba uses no folder that it cannot write to.
+    """
+    target = cache_folder() / kept
+    if not (SHIPPED / kept).is_dir() or target.exists():
+        return
+    copied = target.with_name(f".{kept}.{os.getpid()}")
+    try:
+        shutil.copytree(SHIPPED / kept, copied)
+        copied.rename(target)
+    except OSError as reason:
+        _log.debug("%s is not copied: %s", SHIPPED / kept, reason)
+        shutil.rmtree(copied, ignore_errors=True)
 
 
 @cache

@@ -181,3 +181,9 @@ def _two_digits(seconds: float, units: tuple[str, str, str, str]) -> str:
         return f"{seconds / MINUTE_S:.0f} {units[1]}"
     number, unit = (seconds / HOUR_S, units[2]) if seconds < 2 * DAY_S else (seconds / DAY_S, units[3])
     return f"{number:.0f} {unit}" if number >= 10 or number == int(number) else f"{number:.1f} {unit}"
+
+
+def format_signed(seconds: float) -> str:
+    """Write a difference with its sign, as ``+1h05m``."""
+    text = duration(abs(seconds))
+    return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"

@@ -78,8 +78,10 @@ def report(
     message: str | None = None,
     checkpoint: str | None = None,
     **metrics: Any,
-) -> None:
-    """Report how training goes. A report that cannot be written is dropped, with a warning.
+) -> Stop:
+    """Report how training goes, and return whether to stop.
+
+    A report that cannot be written is dropped, with a warning.
 
     Parameters
     ----------
@@ -93,6 +95,12 @@ def report(
         Name of a checkpoint that is complete; :func:`save_checkpoint` reports its own.
     **metrics
         Numbers, or what ``float`` makes one, such as a tensor of one element.
+
+    Returns
+    -------
+    Stop
+        True where the pool has asked the program to stop, so that a loop may end with
+        ``if helios_task.report(...): break``.
 
     Raises
     ------
@@ -111,6 +119,17 @@ def report(
     if checkpoint is not None:
         fields["checkpoint"] = str(checkpoint)
     _write(fields)
+    return Stop()
+
+
+class Stop:
+    """Truth value of whether the program should stop.
+
+    Who looks at it sees the request, so that the trial counts as stopped. Who does not runs on to its own end.
+    """
+
+    def __bool__(self) -> bool:
+        return _read_request("stop") is not None
 
 
 def _number(value: Any) -> float:
@@ -160,6 +179,11 @@ def requested() -> str | None:
     Calls cost a look at one file, so once for each batch is cheap. What is returned is reported as answered: a trial
     that answered a pause and ends with code 0 counts as paused.
     """
+    return _read_request(*REQUESTS) or ("pause" if _state.by_signal else None)
+
+
+def _read_request(*heeded: str) -> str | None:
+    """Return what is requested, and report it as answered, if it is one of these."""
     path = os.environ.get("HELIOS_REQUESTS")
     if path:
         try:
@@ -168,14 +192,14 @@ def requested() -> str | None:
             if state != _state.seen or _state.persists:
                 with open(path, "rb") as file:  # noqa: PTH123 - as above
                     request = json.loads(file.read(4_096))["request"]
-                if request in REQUESTS:
+                if request in heeded:
                     if state != _state.seen:
                         _write({"answer": request})
                     _state.seen, _state.persists = state, request != "checkpoint"
                     return str(request)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing is requested, or nothing that can be read
-    return "pause" if _state.by_signal else None
+    return None
 
 
 def watch_signals() -> None:

@@ -26,7 +26,6 @@ GROUPS = {
     "tests/story/test_postgres.py": "postgres",
     "tests/story/test_real_traces.py": "real traces",
     "tests/live/test_acting.py": "acting",
-    "tests/story/test_dask": "dask",
     "tests/live/test_pyslurm.py": "pyslurm",
     "tests/story/test_wheel.py": "wheel",
     "tests/live/test_unprivileged.py": "unprivileged",
@@ -36,7 +35,6 @@ GROUPS = {
     "tests/live/test_fidelity.py": "fidelity",
     "tests/live/test_cli.py": "live commands",
     "tests/live/test_daemon.py": "daemon",
-    "tests/live/test_sweep_jobs.py": "sweep jobs",
     "tests/live/test_power_daemon.py": "power",
     "tests/live/test_power_rig.py": "power",
     "tests/live/test_nodes_commands.py": "power",
@@ -44,7 +42,6 @@ GROUPS = {
     "tests/live/test_nodes_pyslurm.py": "pyslurm",
     "tests/contract/test_grants.py": "postgres",
     "tests/story/test_forecast.py::test_a_published_series": "real traces",
-    "tests/story/test_sweep.py": "dask",
 }
 """The group of a test by the beginning of its id; the first that fits. Groups start in this order."""
 WAITS = "tests/live/"

@@ -36,8 +36,9 @@ from helios.app.record import refuse_reversed
 from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
 from helios.app.scenarios import ORDERS
 from helios.choices import Policy
-from helios.cli.options import AsJson, Format, IfOversized, Oversized, Since, Timezone, Until, moment
+from helios.cli.options import AsJson, IfOversized, Oversized, Since, Until, moment
 from helios.cli.output import print_error, print_notes, progress_bars, show, show_json
+from helios.cli.trace import Format, Timezone
 from helios.config import zone
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.ports import Progress, no_progress

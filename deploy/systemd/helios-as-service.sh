@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installed as /usr/local/sbin/helios: what root types is done as the service does it, same user, same settings.
+# Installed as /usr/sbin/helios by a package, else as /usr/local/sbin/helios: what root types is done as the service does it, same user, same settings.
 set -eu
 export HELIOS_CONTROL_STATE_FOLDER=/var/lib/helios
 export NUMBA_CACHE_DIR=/var/cache/helios MPLCONFIGDIR=/var/cache/helios

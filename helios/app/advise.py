@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from helios.app.clusters import NOT_LIVE
 from helios.app.history import LoadedHistory
 from helios.app.reports import ReportQuery, open_context
 from helios.config import SlurmSettings
@@ -26,6 +27,7 @@ from helios.slurm.shell import Shell
 WINDOW = timedelta(weeks=4)
 USAGE_S = 120.0
 """Longest wait for the accounting, s."""
+_NOT_ASKED = "What jobs used is not known: a history has no Slurm to ask. Name what sacct wrote: --usage FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class AdviceReport:
     cluster : str
     users : tuple of str
         Users whose jobs count. Empty for all.
+    live : bool
+        Whether it is a cluster with a live Slurm.
     since, until : datetime
     jobs, measured : int
         Jobs submitted in the window, and those whose use is known.
@@ -54,6 +58,7 @@ class AdviceReport:
     measured: int
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]
+    live: bool = True
 
     def lines(self, *, most: int | None = None) -> list[str]:
         """Return the report as lines of text.
@@ -62,7 +67,9 @@ class AdviceReport:
         """
         whose = ", ".join(self.users) or "everybody"
         days = (self.until - self.since).total_seconds() / 86_400
-        lines = [f"{self.jobs:,} jobs of {whose} on {self.cluster} in {days:.0f} days, use known of {self.measured:,}."]
+        where = self.cluster if self.live else f"{self.cluster} ({NOT_LIVE})"
+        when = f"in {days:.0f} days to {self.until:%Y-%m-%d}"
+        lines = [f"{self.jobs:,} jobs of {whose} on {where} {when}, use known of {self.measured:,}."]
         shown = self.advice if most is None else self.advice[:most]
         for number, one in enumerate(shown, start=1):
             first, *rest = one.lines()
@@ -71,13 +78,14 @@ class AdviceReport:
         if not self.advice:
             lines += ["", "No advice: nothing stands out that enough alike jobs show."]
         elif len(shown) < len(self.advice):
-            lines += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --most N, or --json."]
+            lines += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --json."]
         return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
             "cluster": self.cluster,
+            "live": self.live,
             "users": list(self.users),
             "from": self.since.isoformat(),
             "to": self.until.isoformat(),
@@ -92,20 +100,32 @@ Usage = tuple[pd.DataFrame | None, tuple[str, ...]]
 """What jobs used, as :func:`helios.slurm.accounting.read_usage` returns it, and messages. None where not known."""
 
 
-def advise(ask: ReportQuery, *, usage: Callable[[str, datetime, datetime], Usage] | None = None) -> AdviceReport:
+def advise(
+    ask: ReportQuery,
+    *,
+    usage: Callable[[Collection[str], str, datetime, datetime], Usage] | None = None,
+    used: pd.DataFrame | None = None,
+    own: str = "",
+) -> AdviceReport:
     """Advise the users of a query, by the jobs of the warehouse.
 
     Parameters
     ----------
     usage : callable, optional
-        Returns what the jobs of a cluster, from a begin to an end, used.
+        Returns what the jobs of some users on a cluster, from a begin to an end, used. A live cluster alone is asked.
+    used : DataFrame, optional
+        What jobs used, in place of that.
+    own : str
+        User to advise where the query names none, on a live cluster. Of a history it is everybody.
     """
     with open_context(ask) as context:
         jobs = context.warehouse.jobs(context.cluster, since=context.since, until=context.until, columns=COLUMNS)
         loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
-        since, until = context.since, context.until
-    used, notes = (None, ()) if usage is None else usage(loaded.cluster, since, until)
-    return advise_on(loaded, since=since, until=until, users=tuple(ask.users), used=used, notes=notes)
+        since, until, live = context.since, context.until, context.live
+    users, notes = tuple(ask.users) or ((own,) if live and own else ()), tuple[str, ...]()
+    if usage is not None and used is None:
+        used, notes = usage(users, loaded.cluster, since, until) if live else (None, (_NOT_ASKED,))
+    return replace(advise_on(loaded, since=since, until=until, users=users, used=used, notes=notes), live=live)
 
 
 def advise_on(
@@ -183,7 +203,7 @@ def usage_of_file(path: Path) -> pd.DataFrame:
 
 
 def usage_of_cluster(
-    settings: SlurmSettings, cluster: str, since: datetime, until: datetime, *, users: Collection[str]
+    settings: SlurmSettings, users: Collection[str], cluster: str, since: datetime, until: datetime
 ) -> Usage:
     """Read the use of jobs from the cluster's accounting.
 

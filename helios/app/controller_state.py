@@ -30,8 +30,9 @@ import pandas as pd
 
 from helios.actions import Result
 from helios.app.explain_socket import Explain
-from helios.app.live_cluster import LiveCluster, configured_services
+from helios.app.live_cluster import LiveCluster
 from helios.app.modes import Pause, current_modes, is_paused, is_paused_here
+from helios.app.services import configured_services
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import ActiveService, ControllerState, Cycle, NodeControllerState, Preconditions, ServiceMode

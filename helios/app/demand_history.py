@@ -81,15 +81,15 @@ class RequestedClusterShape:
         Nodes of each partition, as :func:`helios.app.replay_cluster.parse_nodes` reads them; None: as many as were
         ever busy.
     gpus_per_node : int
-    partition : str, optional
-        Only jobs of this partition; None: of all, together.
+    partitions : tuple of str
+        Only jobs of these partitions; empty for all. They are counted together.
     default_time_limit_s : int
         Where a replay is needed: the limit of jobs that have none, s.
     """
 
     nodes: Mapping[str, int] | None = None
     gpus_per_node: int = 8
-    partition: str | None = None
+    partitions: tuple[str, ...] = ()
     default_time_limit_s: int = 7 * 86_400
 
     @property
@@ -100,7 +100,8 @@ class RequestedClusterShape:
         """
         if self.nodes is None:
             return None
-        return self.nodes.get(self.partition or "", sum(self.nodes.values()))
+        named = [self.nodes[name] for name in self.partitions if name in self.nodes]
+        return sum(named or self.nodes.values())
 
 
 def count_nodes(history: LoadedHistory, asked: RequestedClusterShape) -> NodeSeries:
@@ -127,7 +128,7 @@ def count_nodes(history: LoadedHistory, asked: RequestedClusterShape) -> NodeSer
     if capacity is not None and capacity.nodes is not None:
         counted = replace(counted, total=float(capacity.nodes))
     return NodeSeries(
-        name=history.cluster if asked.partition is None else f"{history.cluster}, {asked.partition}",
+        name=", ".join((history.cluster, *asked.partitions)),
         start_s=counted.first_s,
         step_s=STEP_S,
         active=counted.busy,
@@ -155,8 +156,8 @@ def _runs(jobs: pd.DataFrame) -> pd.Series:
 
 def _usable_jobs(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.DataFrame, list[str]]:
     jobs = history.jobs
-    if asked.partition is not None:
-        jobs = jobs[(jobs["partition"].astype("str") == asked.partition).to_numpy(dtype=bool, na_value=False)]
+    if asked.partitions:
+        jobs = jobs[jobs["partition"].isin(asked.partitions)]
     began = jobs["run_time_s"].notna() | _runs(jobs)
     ran = began & (_size(jobs, asked) > 0)
     if not ran.any():

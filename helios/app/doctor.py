@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
-from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder, read_until
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
 from helios.app.controllers import JOBS_MEMORY
 from helios.app.controllers import JOBS_MEMORY as NODE_MEMORY
 from helios.app.energy.ledger import tariff_from
-from helios.app.history import choose_cluster, misread_rows
+from helios.app.history import misread_rows
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
-from helios.app.live_cluster import configured_services, preflight
+from helios.app.live_cluster import preflight
 from helios.app.modes import current_modes, is_paused
 from helios.app.notify import channels, check_notify, try_servers
-from helios.app.predictions import UNTRUSTED
+from helios.app.services import configured_services
+from helios.app.status import (
+    FAIL,
+    OK,
+    WARN,
+    check_daemon,
+    check_history,
+    check_model,
+    check_modes,
+    check_pause,
+    make_finding,
+    only_name,
+    run_check,
+)
 from helios.choices import Domain
-from helios.config import Settings
+from helios.config import Settings, without_password
 from helios.control import BreakerState, ControllerState, NodeControllerState
-from helios.control.state import UNREADABLE
-from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.model import CYCLES, Mode
+from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table, why_unsafe
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
-from helios.units import in_number
 from helios.warehouse import Warehouse, check_folder, sqlite_file
-
-OK, WARN, FAIL = FindingLevel.OK, FindingLevel.WARN, FindingLevel.FAIL
-FEW_JOBS = 1_000
-HEALTH_FILE = "health.json"
-"""File in which the daemon reports its state. The name is repeated here: ``app`` cannot import ``daemon``."""
-LAST_CYCLES = timedelta(days=7)
-SILENT_S = 120.0
-"""Age of the health file from which the daemon counts as silent, s; a live one writes it several times as often."""
 
 
 def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
@@ -52,22 +53,22 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     """
     found = preflight(settings)
     answers = (it.message.split() for it in found if it.check == "controller" and "answers" in it.message)
-    name = cluster or next((words[1] for words in answers), None) or _only_name(settings)
+    name = cluster or next((words[1] for words in answers), None) or only_name(settings)
     checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
         lambda: _services(settings),
         lambda: _state_folder(settings),
         lambda: _open_files(settings),
         lambda: _warehouse(settings),
-        lambda: _history(settings, name, now),
+        lambda: check_history(settings, name, now),
         lambda: _old_rows(settings, name),
-        lambda: _model(settings, name, now),
-        lambda: _modes(settings, name),
-        lambda: _daemon(settings, now),
+        lambda: check_model(settings, name, now),
+        lambda: check_modes(settings, name),
+        lambda: check_daemon(settings, now),
         lambda: _intervals(settings),
         lambda: _lease(settings, name, now),
         lambda: _breaker(settings, name, now),
         lambda: _nodes(settings, name),
-        lambda: _pause(settings, name),
+        lambda: check_pause(settings, name),
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
     )
@@ -76,7 +77,8 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
             replace(finding, verdict=FAIL) if finding.check == HOOK and finding.verdict is WARN else finding
             for finding in found
         ]
-    return [*found, *(finding for check in checks for finding in _run_check(check))]
+    found += [finding for check in checks for finding in run_check(check)]
+    return [*dict.fromkeys(found)]  # what several checks fail at is said once
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -106,68 +108,6 @@ def _has_ordering_service(settings: Settings, name: str) -> bool:
         return False  # another check says why it is not known
 
 
-def _finding(check: str, level: FindingLevel, message: str, hint: str = "") -> PreflightFinding:
-    """Return a finding.
-
-    A finding that is OK has no hint.
-    """
-    return PreflightFinding(check=check, verdict=level, message=message, hint="" if level is OK else hint)
-
-
-def _run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
-    try:
-        return list(check())
-    except HeliosError as reason:
-        return [_finding("helios", FAIL, reason.message, reason.hint)]
-
-
-def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
-    """Return five findings on what Helios does.
-
-    They are on the daemon, the services, the last cycle, the history and the model.
-
-    The cluster is not asked, so that it answers at once.
-
-    Parameters
-    ----------
-    cluster : str, optional
-        None for the default or else the only one of the warehouse.
-    """
-    name = cluster or _only_name(settings)
-    checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {
-        "daemon": lambda: _daemon(settings, now),
-        "services": lambda: _current_modes(settings, name),
-        "cycle": lambda: _last_cycle(settings, name, now),
-        "history": lambda: _history(settings, name, now),
-        "model": lambda: _model(settings, name, now, reads=False),
-    }
-    return [replace(next(iter(_run_check(check))), check=line) for line, check in checks.items()]
-
-
-def _current_modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
-    """Report a pause, else the modes."""
-    paused = next(_pause(settings, name))
-    yield from _modes(settings, name) if paused.verdict is OK else [paused]
-
-
-def _last_cycle(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    with Warehouse.open(settings.database.url) as warehouse:
-        try:
-            cycles = warehouse.cycles(name, since=now - LAST_CYCLES)
-        except NoSuchCluster:
-            cycles = CYCLES.empty()
-    if cycles.empty:
-        yield _finding("cycle", OK, f"none in the last {LAST_CYCLES.days} days")
-        return
-    last = cycles.sort_values("taken_at").iloc[-1]
-    when = f"{last['taken_at']:%Y-%m-%d %H:%M} UTC"
-    if isinstance(last["suspended"], str) and last["suspended"]:
-        yield _finding("cycle", WARN, f"{when}: nothing is done: {'; '.join(last['suspended'].splitlines())}")
-        return
-    changed = in_number(int(last["acted"]), "jobs")
-    yield _finding("cycle", OK, f"{when}: {changed} changed, {last['pending']:,} pending, {last['running']:,} running")
-
-
 def check_settings(settings: Settings) -> list[HeliosError]:
     """Return the problems of configured folders, files and services.
 
@@ -187,22 +127,10 @@ def check_settings(settings: Settings) -> list[HeliosError]:
     return [*found, *check_notify(settings.notify)]
 
 
-def _only_name(settings: Settings) -> str:
-    """Return the name of the default or only cluster.
-
-    Empty where there are several, or where the warehouse cannot be read.
-    """
-    try:
-        with Warehouse.open(settings.database.url) as warehouse:
-            return str(choose_cluster(warehouse, settings.database.cluster or None)["name"])
-    except HeliosError:
-        return ""
-
-
 def _services(settings: Settings) -> Iterator[PreflightFinding]:
     names = ", ".join(configured_services(settings))
     version = ".".join(map(str, sys.version_info[:3]))
-    yield _finding("services", OK, f"configured: {names or 'none'} (Python {version})")
+    yield make_finding("services", OK, f"configured: {names or 'none'} (Python {version})")
 
 
 def _state_folder(settings: Settings) -> Iterator[PreflightFinding]:
@@ -213,9 +141,9 @@ def _state_folder(settings: Settings) -> Iterator[PreflightFinding]:
     except CycleUnderWay:
         pass
     except HeliosError as reason:
-        yield _finding("state folder", FAIL, reason.message, reason.hint)
+        yield make_finding("state folder", FAIL, reason.message, reason.hint)
         return
-    yield _finding("state folder", OK, f"{folder} can be written")
+    yield make_finding("state folder", OK, f"{folder} can be written")
 
 
 def _open_files(settings: Settings) -> Iterator[PreflightFinding]:
@@ -229,9 +157,9 @@ def _open_files(settings: Settings) -> Iterator[PreflightFinding]:
         files += [database, *(database.with_name(f"{database.name}-{end}") for end in ("wal", "shm"))]
     if wide := [str(path) for path in files if is_wide(path)]:
         message = f"other accounts can read or write {', '.join(wide[:5])}" + (" and more" if len(wide) > 5 else "")
-        yield _finding("permissions", WARN, message, f"chmod g-w,o-rwx {' '.join(wide)}")
+        yield make_finding("permissions", WARN, message, f"chmod g-w,o-rwx {' '.join(wide)}")
     else:
-        yield _finding("permissions", OK, "no other account can read what Helios keeps")
+        yield make_finding("permissions", OK, "no other account can read what Helios keeps")
 
 
 def _notices(settings: Settings) -> Iterator[PreflightFinding]:
@@ -239,9 +167,11 @@ def _notices(settings: Settings) -> Iterator[PreflightFinding]:
     names = ", ".join(channels(settings.notify))
     problems = [*check_notify(settings.notify)] or [*try_servers(settings.notify)]
     for problem in problems:
-        yield _finding("notices", FAIL, problem.message, problem.hint)
+        yield make_finding("notices", FAIL, problem.message, problem.hint)
     if not problems:
-        yield _finding("notices", OK, f"by {names}" if names else "nobody is told anything: notify.mail_to is empty")
+        yield make_finding(
+            "notices", OK, f"by {names}" if names else "nobody is told anything: notify.mail_to is empty"
+        )
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -252,28 +182,13 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _warehouse(settings: Settings) -> Iterator[PreflightFinding]:
-    with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.try_to_write()
-        yield _finding("warehouse", OK, f"can be written, schema {warehouse.revision()}")
-
-
-def _history(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    with Warehouse.open(settings.database.url) as warehouse:
-        try:
-            read_at = read_until(warehouse, name)
-            jobs = int(warehouse.clusters(counts=True).set_index("name")["jobs"].get(name, 0))
-        except NoSuchCluster:
-            read_at, jobs = None, 0
-    if read_at is None:
-        message = f"the accounting of {name or 'the cluster'} was never read"
-        yield _finding("history", FAIL, message, "Read it: helios trace sync")
-        return
-    level, hint = OK, ""
-    if now - read_at > timedelta(seconds=settings.control.oldest_history_s):
-        level, hint = FAIL, "Nothing is written while it is so old. Run the daemon, or: helios trace sync"
-    elif jobs < FEW_JOBS:
-        level, hint = WARN, "Predictions get better with months of history: set history.start to an earlier day."
-    yield _finding("history", level, f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC", hint)
+    shown = without_password(settings.database.url)
+    try:
+        with Warehouse.open(settings.database.url) as warehouse:
+            warehouse.try_to_write()
+            yield make_finding("warehouse", OK, f"{shown} can be written, schema {warehouse.revision()}")
+    except HeliosError as reason:
+        yield make_finding("warehouse", FAIL, f"{shown}: {reason.message}", reason.hint)
 
 
 def _old_rows(settings: Settings, name: str) -> Iterator[PreflightFinding]:
@@ -283,62 +198,7 @@ def _old_rows(settings: Settings, name: str) -> Iterator[PreflightFinding]:
         except NoSuchCluster:
             return
     if messages:
-        yield _finding("old rows", WARN, f"read wrongly by an older Helios: {'; '.join(messages)}", hint)
-
-
-def _model(settings: Settings, name: str, now: datetime, *, reads: bool = True) -> Iterator[PreflightFinding]:
-    if not name:  # the history check says what to do
-        yield _finding("model", WARN, "not checked, as the cluster's name is not known", "Give it: --cluster NAME")
-        return
-    with Warehouse.open(settings.database.url) as warehouse:
-        try:
-            record = warehouse.model(name)
-        except (NoSuchCluster, NotEnoughHistory) as reason:
-            message = f"{reason.message} Predictions come from users' own history alone (shrinkage)"
-            yield _finding("model", WARN, message, reason.hint)
-            return
-    try:
-        if reads:
-            from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while
-
-            from_record(record)  # a model of an older release cannot be read either
-    except ModelUnreadable as reason:
-        yield _finding("model", FAIL, f"{reason.message.rstrip('.')}.", f"{UNTRUSTED}.")
-        return
-    old = now - record.known_good_at > timedelta(seconds=settings.control.oldest_model_s)
-    message = f"{record.model_id}, trained on {record.jobs:,} jobs at {record.trained_at:%Y-%m-%d %H:%M} UTC"
-    yield _finding("model", FAIL if old else OK, message, "Nothing is written while it is so old: helios nightly")
-
-
-def _modes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
-    modes = current_modes(settings.database.url, name, configured_services(settings)) if name else {}
-    text = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
-    acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
-    yield _finding("modes", OK, text if acts else f"{text}: nothing on the cluster is changed")
-
-
-def _daemon(settings: Settings, now: datetime) -> Iterator[PreflightFinding]:
-    """Report the health of the daemon.
-
-    It comes from the last health file, with the reason of a suspended cycle.
-    """
-    try:
-        health = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
-        age_s = (now - datetime.fromisoformat(health["written_at"])).total_seconds()
-        state, reasons = str(health["state"]), [*health["reasons"], *((health["cycle"] or {}).get("suspended") or ())]
-        unsent = str(health.get("tasks", {}).get("notify", {}).get("problem") or "")
-        note = "; ".join(filter(None, [str(health.get("note") or ""), unsent]))
-    except (OSError, *UNREADABLE):
-        message = f"not running, or it never ran here: the state folder holds no readable {HEALTH_FILE}"
-        yield _finding("daemon", WARN, message, "Start it: systemctl start helios")
-        return
-    silent = state != "stopped" and age_s > SILENT_S
-    word = f"silent for {age_s:.0f} s" if silent else state
-    if word in {"at work", "standby"} and not note:
-        yield _finding("daemon", OK, word)
-    else:
-        message = "; ".join([word, *reasons, *filter(None, [note])])
-        yield _finding("daemon", WARN, message, "Read its log: journalctl -u helios")
+        yield make_finding("old rows", WARN, f"read wrongly by an older Helios: {'; '.join(messages)}", hint)
 
 
 def _intervals(settings: Settings) -> Iterator[PreflightFinding]:
@@ -353,7 +213,9 @@ def _intervals(settings: Settings) -> Iterator[PreflightFinding]:
         "hook.lasts_s is not longer than daemon.ingest_s": hook.publish and hook.lasts_s <= daemon.ingest_s,
     }
     for message in (message for message, is_wrong in wrong.items() if is_wrong):
-        yield _finding("rhythm", WARN, message, "Make it several times as long: else it runs out between two of them.")
+        yield make_finding(
+            "rhythm", WARN, message, "Make it several times as long: else it runs out between two of them."
+        )
 
 
 def _lease(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
@@ -363,13 +225,13 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFi
         except NoSuchCluster:
             lease = None
     if lease is None or lease["holder"] is None:
-        yield _finding("lease", OK, "no Helios holds it, so none writes to this cluster")
+        yield make_finding("lease", OK, "no Helios holds it, so none writes to this cluster")
         return
     until = datetime.fromtimestamp(lease["expires_at"] / 1e6, UTC)
     whose = "this Helios" if lease["holder"] == lease_holder(settings) else f"another Helios ({lease['holder']})"
     left_s = (until - time_there).total_seconds()  # by the clock that leases run by, which need not be this machine's
     state = f"holds the lease for another {left_s:.0f} s" if left_s > 0 else f"held the lease {-left_s:.0f} s ago"
-    yield _finding("lease", OK, f"{whose} {state}")
+    yield make_finding("lease", OK, f"{whose} {state}")
 
 
 def _recall(settings: Settings, name: str, key: str) -> str | None:
@@ -385,10 +247,10 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Preflight
     breaker = (ControllerState.from_json(text) if text else ControllerState()).breaker
     state = breaker.state(now=now, settings=settings.control)
     if state is BreakerState.CLOSED:
-        yield _finding("breaker", OK, state.value)
+        yield make_finding("breaker", OK, state.value)
     else:
         message = f"{state.value} after {breaker.bad_in_row} bad cycles in a row"
-        yield _finding("breaker", WARN, message, "See what failed: helios report decisions")
+        yield make_finding("breaker", WARN, message, "See what failed: helios report decisions")
 
 
 def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
@@ -405,14 +267,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
         level, message = FAIL, memory.protected
     elif memory.quarantined:
         level, message = WARN, f"quarantined, as they failed to wake: {', '.join(sorted(memory.quarantined))}"
-    yield _finding("nodes", level, message, "Repair the nodes, then: helios power clear")
-
-
-def _pause(settings: Settings, name: str) -> Iterator[PreflightFinding]:
-    if pause := is_paused(settings.database.url, name, Path(settings.control.state_folder)):
-        yield _finding("pause", WARN, f"paused {pause}", "To go on: helios resume")
-    else:
-        yield _finding("pause", OK, "Helios is not paused")
+    yield make_finding("nodes", level, message, "Repair the nodes, then: helios power --clear all")
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
@@ -424,7 +279,7 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     if why := why_unsafe(path):
         folders = f"{path.parent.parent} {path.parent}"  # PAUSED lies in either
         hint = f"See who put what there (ls -la {folders}), remove it, and close the folder: docs/priority-hook.md"
-        yield _finding("hook", FAIL, why, hint)
+        yield make_finding("hook", FAIL, why, hint)
         return
     if not settings.hook.publish:
         yield _not_published(FAIL if orders else OK)
@@ -432,14 +287,14 @@ def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFin
     try:
         table = read_table(path, now)
     except HookTableInvalid as reason:
-        yield _finding("hook", FAIL if orders else WARN, reason.message, reason.hint or "helios hook publish")
+        yield make_finding("hook", FAIL if orders else WARN, reason.message, reason.hint or "helios hook --publish")
         return
     message = f"a table of {len(table.rows):,} rows, good until {table.expires_at:%Y-%m-%d %H:%M} UTC"
     hint = "No kind of job of the last 60 days is in it. Is the history read? helios trace sync"
-    yield _finding("hook", FAIL if orders and not table.rows else OK, message, hint)
+    yield make_finding("hook", FAIL if orders and not table.rows else OK, message, hint)
 
 
 def _not_published(level: FindingLevel) -> PreflightFinding:
-    return _finding(
+    return make_finding(
         "hook", level, UNPUBLISHED, "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
     )

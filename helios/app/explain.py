@@ -1,30 +1,36 @@
-"""Explanations of one job, its prediction and the nodes of a cluster.
+"""Explanations of a job and of the nodes of a live cluster.
 
-They use the live queue, the history and the audit log. The explanation of a prediction needs the history before the
-job, the model, and the live queue where the job still waits or runs.
+They use the live queue, the history and the audit log.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from helios.app.controllers import JobController, NodeController
-from helios.app.history import LoadedHistory, choose_cluster
+from helios.app.explain_past import (
+    LOOK_BACK,
+    audit_entries,
+    explain_past,
+    explanation,
+    first_prediction,
+    has_id,
+    last_job,
+    read_or_empty,
+    text_of,
+)
 from helios.choices import Domain
-from helios.config import Settings
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
-from helios.errors import HeliosError, NoSuchCluster, NotEnoughHistory, UsageError
+from helios.errors import HeliosError, UsageError
 from helios.model import (
     APPLIED_CHANGES,
     APPLIED_NODE_CHANGES,
@@ -32,69 +38,23 @@ from helios.model import (
     JOBS,
     PREDICTIONS,
     QUEUE,
-    FrameKind,
     Mode,
     Snapshot,
-    columns_of_id,
 )
-from helios.ports import Progress, no_progress
 from helios.report.job import JobExplanation, JobRuns, StartForecast, places
 from helios.report.nodes import NodeExplanation, NodeStatus
-from helios.report.prediction import Explanation, PastJob, rests_on
-from helios.units import as_count
+from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
-    from helios.predict.duration import DurationModel
+    pass
 
-
-# One job by the id that a person writes: its row of the queue, and the jobs that were known before it.
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
-NEAR = 3
-"""Number of similar ids in the error about an unknown one."""
-
-LOOK_BACK = timedelta(days=60)
-
-ID_USED_BEFORE = "Its id was used before"
-"""Begin of a remark on the job of somebody, perhaps another user."""
 _STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
-_SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
 
 NODE_LOOK_BACK = timedelta(days=30)
-
-
-class JobUnknown(UsageError):
-    """Neither the cluster nor the history knows the job."""
-
-
-def job_positions(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
-    """Return the positions of the jobs that have an id.
-
-    The id is as a person writes it, such as ``123_7`` for an array.
-    """
-    return np.flatnonzero(_has_id(jobs, job_id))
-
-
-def _has_id(jobs: pd.DataFrame, job_id: str) -> NDArray[np.bool_]:
-    """Return which jobs have an id as a person writes it."""
-    parts = columns_of_id(job_id)
-    of_part = np.logical_and.reduce([(jobs[name] == value).fillna(False) for name, value in parts.items()])
-    found: NDArray[np.bool_] = (jobs["job_id"] == job_id).to_numpy(dtype=bool, na_value=False) | (of_part & bool(parts))
-    return found
-
-
-def near_ids(ids: pd.Series, job_id: str) -> list[str]:
-    """Return the known ids that are most like this one."""
-    known = ids.drop_duplicates()
-    numbers = pd.to_numeric(known, errors="coerce")
-    digits = job_id.partition("_")[0].partition("-")[0]
-    if digits.isdecimal() and numbers.notna().any():
-        # As a float, for which no number of digits is too many.
-        apart = (numbers - float(digits)).abs().nsmallest(NEAR)
-        return [str(known[row]) for row in sorted(apart.index)]
-    return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 
 
 def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
@@ -112,7 +72,7 @@ def find_queued(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
     """
     queues = (snapshot.pending, snapshot.running)
     for queue in queues:
-        if (matches := _has_id(queue, job_id)).any():
+        if (matches := has_id(queue, job_id)).any():
             return queue[matches].iloc[0]
     master, _, tasks = job_id.partition("_")
     pending = snapshot.pending[(snapshot.pending["job_id"] == master) & (snapshot.pending["tasks"] > 1)]
@@ -198,7 +158,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
             "There is no warehouse under these settings, so nothing is known of what Helios did.",
-            hint="Ask as the Helios that runs here: sudo helios why JOB. helios config show names the settings",
+            hint="Ask as the Helios that runs here: sudo helios why JOB. helios config names the settings",
         )
     if step := _STEP.fullmatch(job_id):
         raise UsageError(f"{job_id} is a step of a job.", hint=f"Ask for the job: helios why {step[1]}")
@@ -211,90 +171,16 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         predicted = cycles.predictions(snapshot)
         job = find_queued(predicted, job_id)
         assert job is not None
-        decisions = _audit_entries(warehouse, name, job, since)
+        decisions = audit_entries(warehouse, name, job, since)
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
         remaining_s = _remaining(predicted, job)
         runs = _live_runs(warehouse, name, job, now=snapshot.taken_at)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
-            prediction = _first_prediction(warehouse, name, job)
+            prediction = first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
     return replace(found, remaining_s=remaining_s, start=start, runs=runs)
-
-
-def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: str = "") -> JobExplanation:
-    """Return what is known of a job that is not in the queue.
-
-    Raises
-    ------
-    JobUnknown
-        There is no such job in the history.
-    """
-    with Warehouse.open(url) as warehouse:
-        for since in (now - LOOK_BACK, None):  # most are found without a look at every job
-            past = read_or_empty(lambda: warehouse.jobs_named(cluster, job_id, since=since), JOBS)  # noqa: B023
-            if len(past):
-                break
-        if past.empty:
-            several = _SEVERAL.fullmatch(job_id)
-            one = f"Ask for one task: helios why {several[1]}_{several[2]}. " if several else ""
-            raise JobUnknown(
-                f"No job {job_id} is {looked}in the history of {cluster}.",
-                hint=f"{one}Was it submitted on this cluster? Read the newest history: helios trace sync",
-            )
-        over = past.iloc[-1]
-        listed = warehouse.requeued_runs(cluster, str(over["job_id"]))
-        rows = pd.concat([past[past["job_id"] == over["job_id"]], listed], ignore_index=True)
-        rows = rows.drop_duplicates(["submitted_at", "restart"]).sort_values(["submitted_at", "restart"])
-        runs = _last_job(rows.reset_index(drop=True))
-        other = rows.iloc[len(rows) - len(runs) - 1] if len(runs) < len(rows) else None
-        return explanation(
-            over,
-            over["started_at"],
-            _audit_entries(warehouse, cluster, over, over["submitted_at"].to_pydatetime()),
-            tasks=1,
-            run_time_s=float(over["run_time_s"]),
-            runs=JobRuns.of(runs, now=now),
-            remarks=() if other is None else (_other_job(other),),
-            **_first_prediction(warehouse, cluster, over),
-        )
-
-
-def split_federated(url: str, job_id: str) -> tuple[str, str | None]:
-    """Return the id and the cluster of ``ID@CLUSTER``.
-
-    The cluster is None where the warehouse does not know it: an id may have such an end itself, where several clusters
-    were read as one.
-    """
-    name, _, cluster = job_id.partition("@")
-    with Warehouse.open(url) as warehouse:
-        known = cluster in set(warehouse.clusters()["name"])
-    return (name, cluster) if known else (job_id, None)
-
-
-def explain_recorded(settings: Settings, job_id: str, *, cluster: str | None, problem: HeliosError) -> JobExplanation:
-    """Return what is known of a job without the live cluster.
-
-    Raises
-    ------
-    JobUnknown
-        The history of the cluster that was named does not know the job.
-    HeliosError
-        The problem itself, where none was named.
-    """
-    url = settings.database.url
-    if not Warehouse.exists(url):
-        raise problem
-    try:
-        with Warehouse.open(url) as warehouse:
-            name = str(choose_cluster(warehouse, cluster or settings.database.cluster or None)["name"])
-        found = explain_past(url, name, job_id, now=datetime.now(UTC))
-    except UsageError as unknown:
-        if cluster:
-            raise
-        raise problem from unknown
-    return replace(found, remarks=(*found.remarks, f"This is from the history alone: {problem.message}"))
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
@@ -302,21 +188,10 @@ def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: 
     if not job["restart"]:
         return None
     stored = read_or_empty(lambda: warehouse.requeued_runs(cluster, str(job["job_id"])), JOBS)
-    earlier = _last_job(stored[stored["submitted_at"] < job["submitted_at"]].reset_index(drop=True))
+    earlier = last_job(stored[stored["submitted_at"] < job["submitted_at"]].reset_index(drop=True))
     earlier = earlier[(earlier["restart"] < job["restart"]) & (earlier["user"] == job["user"])]
     runs = [part.astype({"user": "object"}) for part in (earlier, _as_jobs(job.to_frame().T)) if len(part)]
     return JobRuns.of(pd.concat(runs, ignore_index=True), now=now)
-
-
-def _last_job(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of the last of the jobs with one id."""
-    begins = np.flatnonzero(rows["restart"].diff().fillna(0) <= 0)
-    return rows.iloc[begins[-1] if len(begins) else 0 :]
-
-
-def _other_job(run: pd.Series[Any]) -> str:
-    of_user = f" of {run['user']}" if text_of(run["user"]) else ""
-    return f"{ID_USED_BEFORE}: the job{of_user} submitted {run['submitted_at']:%Y-%m-%d %H:%M} UTC is another one."
 
 
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
@@ -335,37 +210,6 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
     except Exception as reason:  # all the rest of the answer must not be lost with the forecast
         problem = f"it failed ({type(reason).__name__}: {reason})"
     return StartForecast(taken_at=snapshot.taken_at, horizon_at=snapshot.taken_at, problem=problem)
-
-
-def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:
-    """Return what ``read`` reads from the warehouse.
-
-    The table is empty if the warehouse does not know the cluster.
-    """
-    try:
-        return read()
-    except NoSuchCluster:
-        return table.empty()
-
-
-def _first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return quantiles and source of the first prediction of a job."""
-    submitted = pd.Series([job["submitted_at"]])
-    made = read_or_empty(lambda: warehouse.predictions_of(cluster, submitted), PREDICTIONS)
-    if len(made):
-        made = made[(made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])]
-    if made.empty:
-        return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
-    return {name: made.iloc[0][name] for name in (*PREDICTIONS.names[:3], "source")}
-
-
-def _audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
-    """Return the audit entries of a job since its submission.
-
-    Entries before ``since`` are left out.
-    """
-    first = max(since, job["submitted_at"].to_pydatetime())
-    return read_or_empty(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS)
 
 
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
@@ -437,25 +281,6 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
     return rests_on(basis, recent, user=text_of(job["user"]), account=text_of(job["account"]))
 
 
-def explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
-    """Return the explanation of a job from a row of ``QUEUE`` or ``JOBS``.
-
-    It waited until ``until``, which is NaT if it never started.
-    """
-    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
-    return JobExplanation(
-        job_id=str(job["job_id"]),
-        state=text_of(job["state"]),
-        user=text_of(job["user"]),
-        partition=text_of(job["partition"]),
-        waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
-        gpus=as_count(float(job["gpus"])),
-        time_limit_s=float(job["time_limit_s"]),
-        decisions=decisions,
-        **rest,
-    )
-
-
 def _remarks(cycles: JobController) -> Iterator[str]:
     try:
         pause, modes = cycles.pause(), cycles.modes()
@@ -466,11 +291,6 @@ def _remarks(cycles: JobController) -> Iterator[str]:
         yield f"Helios is paused {pause}."
     if not any(mode.writes for mode in modes.values()):
         yield f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in modes)}."
-
-
-def text_of(value: object) -> str:
-    """Return a cell as text, empty where it has no value."""
-    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything
 
 
 class NodeUnknown(UsageError):
@@ -521,7 +341,7 @@ def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
     """
     snapshot = cycles.nodes.snapshot()
     if node not in set(snapshot.nodes["name"]):
-        raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power status")
+        raise NodeUnknown(f"The cluster has no node {node!r}.", hint="See all: sinfo --Node, or helios power")
     applied_changes, memory = _applied_changes(cycles), cycles.remembered()
     since = snapshot.taken_at - NODE_LOOK_BACK
     with Warehouse.open(cycles.settings.database.url) as warehouse:
@@ -543,7 +363,7 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
     if node in memory.quarantined:
         failure = memory.quarantined[node]
         when = f"{failure.at:%Y-%m-%d %H:%M} UTC"
-        yield f"It failed to wake at {when} ({failure.what}). To trust it again: helios power clear {node}"
+        yield f"It failed to wake at {when} ({failure.what}). To trust it again: helios power --clear {node}"
     if node in memory.keep_off:
         until = f"{memory.keep_off[node]:%m-%d %H:%M} UTC"
         yield f"Somebody woke it soon after Helios had put it to sleep: left awake until {until}."
@@ -565,189 +385,3 @@ def _applied_changes(cycles: NodeController) -> pd.DataFrame:
     with Warehouse.open(cycles.settings.database.url) as warehouse:
         ledger = warehouse.ledger(cycles.site.name, domain=Domain.NODES)
         return read_or_empty(ledger.applied_changes, APPLIED_NODE_CHANGES)
-
-
-def explain_prediction(
-    history: LoadedHistory,
-    job_id: str,
-    *,
-    choose: Chooser,
-    read_snapshot: Callable[[], Snapshot] | None = None,
-    restart: int | None = None,
-) -> Explanation:
-    """Explain the prediction of a past, pending or running job.
-
-    A job of the history is explained as it was known at its submission.
-
-    Parameters
-    ----------
-    job_id : str
-        Id as a person writes it, such as ``123`` or ``123_7`` for an array.
-    choose : callable
-        As returned by :func:`stored_model` or :func:`model_in_use`.
-    read_snapshot : callable, optional
-        Returns a snapshot of the live cluster, for a job that has not ended in the history. None without a live
-        cluster.
-    restart : int, optional
-        Number of the run of a requeued job, from 0. The last run by default.
-
-    Raises
-    ------
-    JobUnknown
-        There is no such job.
-    """
-    rows = job_positions(history.jobs, job_id)
-    if restart is not None:
-        rows = rows[(history.jobs["restart"].iloc[rows] == restart).to_numpy()]
-    row = int(rows[-1]) if len(rows) else None
-    ended = row is not None and bool(history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any())
-    snapshot, problem = None, ""
-    try:
-        snapshot = read_snapshot() if read_snapshot and not ended else None
-    except HeliosError as reason:
-        problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
-    job = find_queued(snapshot, job_id) if snapshot is not None and restart is None else None
-    if snapshot is not None and job is not None:
-        # A pending job is explained as if it were submitted now, a running one as of its start.
-        runs = pd.notna(job["started_at"])
-        known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
-        elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
-        jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
-        return _explain_last(history, jobs, choose, job=job, known_at=known_at, elapsed_s=elapsed_s)
-    if row is not None:
-        jobs = history.jobs.iloc[: row + 1]
-        return _explain_last(history, jobs, choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
-    elsewhere = (
-        "Is it in another file?" if read_snapshot is None else "Is it of another cluster? Or newer: helios trace sync"
-    )
-    run = "" if restart is None else f", run {restart}"
-    near = near_ids(history.jobs["job_id"], job_id)
-    raise JobUnknown(
-        f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{problem}",
-        hint=f"It has {', '.join(near)}. {elsewhere}" if near else elsewhere,
-    )
-
-
-Chosen = tuple["DurationModel | None", tuple[str, ...]]
-"""A model, or None for shrinkage alone, with notes for the reader about it."""
-Chooser = Callable[[datetime], Chosen]
-"""Function that chooses the model for a prediction made at a given time."""
-
-
-def stored_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
-    """Return a chooser among the models in the warehouse.
-
-    With ``model_id`` it chooses that model. Otherwise it is the newest model that was trained only on jobs ended by
-    then. If there is none, it is the current model, with a note.
-    """
-
-    def choose(known_at: datetime) -> Chosen:
-        from helios.predict.model_record import from_record  # noqa: PLC0415 - see above
-
-        with Warehouse.open(url) as warehouse:
-            try:
-                models = warehouse.models(history.cluster)
-                by_then = models[models["trained_until"] <= known_at].sort_values("trained_until", kind="stable")
-                newest = None if by_then.empty else str(by_then["model_id"].iloc[-1])
-                model = from_record(warehouse.model(history.cluster, model_id or newest))
-            except NotEnoughHistory:
-                if model_id is not None:
-                    raise
-                return None, ("no model is trained: shrinkage alone predicts. Train one: helios model train",)
-        if model.trained_until <= known_at:
-            return model, ()
-        note = (
-            f"model {model.model_id} learned from jobs that ended until {model.trained_until:%Y-%m-%d %H:%M} UTC, so "
-            "it may know this very job; the shrinkage and the past jobs are as they were known then"
-        )
-        return model, (note,)
-
-    return choose
-
-
-def newly_trained_model(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return a chooser that trains a model on the jobs ended by then.
-
-    If these are too few, shrinkage alone predicts.
-    """
-
-    def choose(known_at: datetime) -> Chosen:
-        from helios.predict.duration import train  # noqa: PLC0415 - see above
-
-        before = history.jobs[history.jobs["submitted_at"] < known_at].reset_index(drop=True)
-        try:
-            model = train(
-                before,
-                cluster=history.cluster,
-                until=known_at,
-                seed=seed,
-                timezone=history.timezone,
-                progress=progress,
-            )
-        except NotEnoughHistory as reason:
-            return None, (f"shrinkage alone predicts: {reason.message.rstrip('.')}",)
-        return model, (f"a model was trained for this answer, on {model.jobs:,} jobs that had ended by then",)
-
-    return choose
-
-
-def _explain_last(
-    history: LoadedHistory,
-    jobs: pd.DataFrame,
-    choose: Chooser,
-    *,
-    job: pd.Series[Any] | None = None,
-    known_at: pd.Timestamp | None = None,
-    run_time_s: float = float("nan"),
-    elapsed_s: float = float("nan"),
-) -> Explanation:
-    """Explain the last of ``jobs``.
-
-    ``job`` is its record in the queue, if it is there.
-    """
-    from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
-    from helios.predict.remaining_time import remaining_run_time  # noqa: PLC0415 - see above
-
-    job = jobs.iloc[-1] if job is None else job
-    moment = job["submitted_at"] if known_at is None else known_at
-    model, notes = choose(moment.to_pydatetime())
-    explained = explain_last(jobs, model=model, timezone=history.timezone)
-    remaining_s = None
-    if not np.isnan(elapsed_s):
-        limit_s = np.array([float(job["time_limit_s"])])
-        found = remaining_run_time(np.array([explained.quantiles_s]), np.array([elapsed_s]), limit_s=limit_s)[0]
-        remaining_s = (float(found[0]), float(found[1]), float(found[2]))
-    alike = (
-        PastJob(
-            **_request(jobs.iloc[past.row]),
-            ended_at=pd.Timestamp(past.ended_s, unit="s", tz="UTC").to_pydatetime(),
-            run_time_s=past.run_time_s,
-            differs=past.differs,
-            distance=past.distance,
-        )
-        for past in explained.resembling
-    )
-    return Explanation(
-        cluster=history.cluster,
-        **_request(job),
-        state=text_of(job["state"]),
-        restart=int(job["restart"]),
-        submitted_at=job["submitted_at"].to_pydatetime(),
-        known_at=moment.to_pydatetime(),
-        explained=explained,
-        alike=tuple(alike),
-        run_time_s=run_time_s,
-        elapsed_s=elapsed_s,
-        remaining_s=remaining_s,
-        notes=notes,
-    )
-
-
-def _request(job: pd.Series[Any]) -> dict[str, Any]:
-    """Return a job's request by the names of ``Explanation``.
-
-    :class:`PastJob` has the same names.
-    """
-    texts = {name: text_of(job[name]) for name in ("user", "account", "partition", "name")}
-    numbers = {"cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
-    return {"job_id": str(job["job_id"]), **texts, **numbers, "gpus": as_count(float(job["gpus"]))}

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.explain import JobUnknown, explanation, job_positions, near_ids
+from helios.app.explain_past import JobUnknown, explanation, job_positions, near_ids
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
@@ -110,7 +110,6 @@ def explain_wait(
     record = setup.machine.jobs.iloc[job]
     names = {
         "job_id": wait.name(job).job_id,
-        "gpus": wait.name(job).gpus,
         "partition": setup.machine.shape.partitions[setup.workload.partition[job]],
     }
     return replace(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from helios.app.clusters import choose_cluster, live_window
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace, read_map
 from helios.metrics.capacity import ClusterCapacity
@@ -255,17 +256,6 @@ def load_history(
         )
 
 
-def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
-    """Return the last window of the live accounting that was read without a gap."""
-    from helios.warehouse.revisions import LIVE_SOURCE  # noqa: PLC0415 - as above
-
-    coverage = warehouse.coverage(cluster)
-    read = coverage[coverage["source"] == LIVE_SOURCE]
-    if read.empty:
-        return None
-    return read["started_at"].iloc[-1].to_pydatetime(), read["ended_at"].iloc[-1].to_pydatetime()
-
-
 def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
     """Return what an older Helios read wrongly, and the command that mends it.
 
@@ -285,33 +275,6 @@ def misread_rows(warehouse: Warehouse, cluster: str) -> tuple[list[str], str]:
     zone = warehouse.timezone(cluster)
     options = f"--cluster {shlex.quote(cluster)}" + (f" --timezone {zone}" if zone else "")
     return messages, f"Load the files again: helios trace load {files} {options}"
-
-
-def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
-    """Return the row of ``Warehouse.clusters`` for a cluster name.
-
-    None stands for the only cluster.
-
-    Raises
-    ------
-    NoSuchCluster
-        No cluster of that name is loaded, or none was named and several are.
-    """
-    clusters = warehouse.clusters()
-    if clusters.empty:
-        raise NoSuchCluster(
-            "The warehouse holds no history yet.",
-            hint="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
-        )
-    known = ", ".join(clusters["name"])
-    if name is None and (has_jobs := clusters["first_submitted_at"].notna()).any():
-        clusters = clusters[has_jobs]  # the others have refused rows only
-    if name is None and len(clusters) > 1:
-        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", hint="Choose one: --cluster NAME")
-    chosen = clusters if name is None else clusters[clusters["name"] == name]
-    if chosen.empty:
-        raise NoSuchCluster(f"No cluster {name!r} is loaded.", hint=f"Loaded are: {known}")
-    return chosen.iloc[0]
 
 
 def cluster_name_from(path: Path) -> str:

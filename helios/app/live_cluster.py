@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
+from helios.app.services import configured_domains
 from helios.app.sync import AccountingSource, GpuAccounting
 from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, ConfigurationInvalid, FileUnreadable, HeliosError, UsageError
 from helios.model.slurm_site import SlurmSite
-from helios.ports import Cluster, NodeCluster, Service
-from helios.services.registry import build, domain_of, find, installed, list_options
+from helios.ports import Cluster, NodeCluster
 from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
@@ -147,44 +146,6 @@ class LiveCluster:
     close: Callable[[], None] = lambda: None
 
 
-def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:
-    """Return the services of the configuration, in its order.
-
-    Parameters
-    ----------
-    domain : Domain, optional
-        Only those that act on this. None for all.
-
-    Raises
-    ------
-    ServiceUnknown, ServiceInvalid
-        A service does not exist or cannot be made with these options.
-    """
-    made = {
-        name: build(name, _add_site_options(name, options, settings)) for name, options in settings.services.items()
-    }
-    return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
-
-
-def configured_domains(settings: Settings) -> frozenset[Domain]:
-    """Return the domains that the configured services act on.
-
-    A service that is not installed is ignored.
-    """
-    offered = installed()
-    domains = (offered[name].domain for name in settings.services if name in offered)
-    return frozenset(domain for domain in domains if domain is not None)
-
-
-def _add_site_options(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Add the options that a site sets once for all services.
-
-    At present this is the mechanism by which nodes sleep.
-    """
-    declared = {option.name for option in list_options(find(name))}
-    return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
-
-
 def open_live_cluster(settings: Settings) -> LiveCluster:
     """Open the cluster that ``slurm.conf`` names.
 
@@ -261,7 +222,9 @@ def plan_node_weights(settings: Settings, conf: Path | None) -> WeightPlan:
         text = read_conf(path, notes)
         return plan_weights(read_site(text), racks, text, notes)
     except (FileUnreadable, ConfigurationInvalid) as reason:
-        notes.append(f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --conf FILE")
+        notes.append(
+            f"{reason.message}: the nodes are the controller's, and whole lines need a copy: --slurm-conf FILE"
+        )
         return plan_weights(live_site(shell), racks, None, notes)
 
 

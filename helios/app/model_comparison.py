@@ -45,8 +45,6 @@ class TrainingOutcome:
         The scores that it rests on. None where nothing was scored.
     days : float, optional
         Length of the stretch that was scored.
-    written : bool
-        False for a dry run.
     """
 
     step: AuditStep | None
@@ -56,7 +54,6 @@ class TrainingOutcome:
     why: str
     comparison: Comparison | None = None
     days: float | None = None
-    written: bool = True
 
     @property
     def did(self) -> str:
@@ -175,7 +172,7 @@ def common_jobs(
             return known, tuple(notes), rows
     raise NotEnoughHistory(
         f"Fewer than {FEWEST_SCORED} jobs ended that neither model had learned from.",
-        hint="Wait until more have ended, or train both until an earlier day: helios model train --until",
+        hint="Wait until more have ended, or train both until an earlier day: helios model train --to DATE",
     )
 
 

@@ -26,7 +26,7 @@ from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import AuditStep, ModelRecord
 from helios.ports import Progress, no_progress
 from helios.predict.comparison import Comparison
-from helios.predict.duration import SHRINKAGE, Trainer, train_locally
+from helios.predict.duration import SHRINKAGE
 from helios.predict.evaluation import Evaluation, evaluate
 from helios.predict.model_record import TRAINED_ON, from_record
 from helios.warehouse import Warehouse
@@ -43,41 +43,23 @@ def learn(
     until: datetime | None,
     seed: int,
     made_at: datetime,
-    dask: str = "",
     progress: Progress = no_progress,
 ) -> ModelRecord:
     """Train a model on what had ended before ``until`` and store it.
 
     It is stored in the warehouse but not promoted.
 
-    Parameters
-    ----------
-    dask : str
-        Address of the Dask scheduler on whose workers the trees are grown. Empty for this machine.
-
     Raises
     ------
     NotEnoughHistory
         Too few jobs had ended; nothing was written.
-    DaskUnavailable, DaskMismatch, TrainingBroken
-        The training did not come to its end on the workers of ``dask``; nothing was written.
     """
     studied = prepare_history(history, progress=progress)
-    model = studied.train(until=until, seed=seed, progress=progress, trainer=trainer_at(dask))
+    model = studied.train(until=until, seed=seed, progress=progress)
     record = studied.record(model, seed=seed, made_at=made_at)
     with Warehouse.open(url) as warehouse:
         warehouse.add_model(record)
     return record
-
-
-def trainer_at(dask: str) -> Trainer:
-    """Return a trainer on the workers of a Dask scheduler.
-
-    With an empty address trees are grown in this process.
-    """
-    from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - Dask is optional
-
-    return DaskTrainer(address=dask) if dask else train_locally
 
 
 def judge(
@@ -248,8 +230,6 @@ def nightly(
     days: float,
     now: datetime,
     keep: int,
-    dask: str = "",
-    dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
     """Train on what had ended by ``now`` and promote a better model.
@@ -266,10 +246,6 @@ def nightly(
         What was submitted before ``now``.
     keep : int
         Newest models that are kept; those promoted now and before are kept whatever their age.
-    dask : str
-        Scheduler on whose workers the trees are grown. Empty for this machine.
-    dry_run : bool
-        Write nothing.
 
     Returns
     -------
@@ -284,8 +260,7 @@ def nightly(
     """
     studied = prepare_history(history, progress=progress)
     at = studied.latest(now)
-    trainer = trainer_at(dask)
-    candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress, trainer=trainer)
+    candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress)
     record = studied.record(candidate, seed=seed, made_at=now)
     with Warehouse.open(url) as warehouse:
         incumbent = _incumbent(warehouse, history.cluster, besides=None)
@@ -298,8 +273,6 @@ def nightly(
             line, drifted = found.line(), found.has_drifted
         except HeliosError as reason:
             line = f"not measured: {reason.message}"
-        if dry_run:
-            return replace(outcome, written=False), line
         warehouse.add_model(record)
         _write(warehouse, history.cluster, outcome, by=NIGHTLY, now=now)
         warehouse.remember(history.cluster, DRIFT, line, at=now)

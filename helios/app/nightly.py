@@ -10,10 +10,13 @@ from datetime import datetime, timedelta
 from email import message_from_bytes, policy
 from importlib import import_module
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pandas as pd
 
+from helios.app.clusters import choose_cluster
 from helios.app.controller_state import NIGHTLY_LEVELS
+from helios.app.energy.ledger import read_ledger
 from helios.app.history import load_history
 from helios.app.model_drift import DRIFTED
 from helios.app.model_registry import nightly, training_history
@@ -22,7 +25,8 @@ from helios.app.notify import Notice, Notices, channels
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
-from helios.errors import HeliosError, NotEnoughHistory, UsageError
+from helios.dates import parse_date
+from helios.errors import FileUnreadable, HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Progress, no_progress
@@ -34,6 +38,8 @@ from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
 ENDINGS = (".html", ".eml")
+RECIPIENT = "root"
+"""Who gets the mail that is written; notify.mail_to gets one of its own."""
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
 
@@ -105,9 +111,46 @@ class NightlyRun:
         return done
 
 
-def nightly_pages(
-    settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
-) -> NightlyReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReport:
+    """Report of an earlier night, with the text of its mail."""
+
+    subject: str
+    text: str
+    page: Path
+    mail: Path
+
+    def to_json(self) -> dict[str, str]:
+        """Return plain values."""
+        return {"subject": self.subject, "text": self.text, "page": str(self.page), "mail": str(self.mail)}
+
+
+def stored_report(settings: Settings, cluster: str | None, day: str | None, *, now: datetime) -> StoredReport:
+    """Return the stored report of a day, else the newest.
+
+    Raises
+    ------
+    NotEnoughHistory
+        There is none.
+    """
+    with Warehouse.open(settings.database.url) as warehouse:
+        row = choose_cluster(warehouse, cluster)
+    name, timezone, folder = str(row["name"]), str(row["timezone"] or "UTC"), Path(settings.report.folder)
+    days = [stem.removeprefix(f"{file_name(name)}-") for stem in _stored(folder, file_name(name))]
+    chosen = days[-1] if days else ""
+    if day is not None:
+        chosen = f"{parse_date(day, now=now, timezone=timezone).astimezone(ZoneInfo(timezone)):%Y-%m-%d}"
+    if chosen not in days:
+        raise NotEnoughHistory(
+            f"No nightly report of {name}{f' of {chosen}' if chosen else ''} is in {folder}.",
+            hint=f"There are those of: {', '.join(days)}" if days else "Write one: helios nightly",
+        )
+    page, mail = (folder / f"{file_name(name)}-{chosen}{ending}" for ending in ENDINGS)
+    subject, text = _read_mail(mail)
+    return StoredReport(subject=subject, text=text, page=page, mail=mail)
+
+
+def nightly_pages(settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime) -> NightlyReport:
     """Write a day's report as page and mail.
 
     Writing the same day again replaces its files.
@@ -115,7 +158,7 @@ def nightly_pages(
     Parameters
     ----------
     day : str
-        As sacct writes one: ``yesterday``, ``2026-11-20``.
+        As :mod:`helios.dates` reads one: ``yesterday``, ``2026-11-20``.
     folder : Path
         Created if missing. The newest ``report.keep`` reports of the cluster are kept in it.
 
@@ -124,7 +167,9 @@ def nightly_pages(
     UsageError
         The folder cannot be written.
     """
-    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as context:
+    with open_context(
+        ReportQuery(url=settings.database.url, slurm=settings.slurm, cluster=cluster, now=now)
+    ) as context:
         begin, end = context.day(day)
         changes = import_module(STUDY).weekly_changes(
             context.warehouse, context.cluster, timezone=context.timezone, end=end
@@ -137,7 +182,7 @@ def nightly_pages(
     try:
         make_folder(folder)
         write_private(html, page.encode())
-        write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=recipient))
+        write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=RECIPIENT))
         removed = _remove_old_reports(folder, file_name(digest.cluster), keep=settings.report.keep)
     except OSError as reason:
         raise UsageError(
@@ -240,8 +285,8 @@ def _night(
     warehouse, cluster = context.warehouse, context.cluster
     try:
         energy = NightEnergy(
-            day=context.ledger(begin, end, energy=settings.energy, by="partition"),
-            days=context.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
+            day=read_ledger(context, begin, end, energy=settings.energy, by="partition"),
+            days=read_ledger(context, begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
         )
     except NotEnoughHistory:  # the history names no nodes
         energy = None
@@ -283,16 +328,32 @@ def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
 
     All reports are made unreadable for other users.
     """
-    pattern = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
-    paths = [path for path in folder.iterdir() if pattern.fullmatch(path.stem)]
-    for path in paths:
-        restrict_access(path)
-    stems = sorted({path.stem for path in paths})
+    stems = _stored(folder, name)
+    for path in folder.iterdir():
+        if path.stem in stems:
+            restrict_access(path)
     outdated = stems[:-keep]
     for stem in outdated:
         for ending in ENDINGS:
             (folder / f"{stem}{ending}").unlink(missing_ok=True)
     return len(outdated)
+
+
+def _stored(folder: Path, name: str) -> list[str]:
+    """Return the names of a cluster's reports without their endings, oldest first."""
+    pattern = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted({path.stem for path in paths if pattern.fullmatch(path.stem)})
+
+
+def _read_mail(path: Path) -> tuple[str, str]:
+    """Return subject and text of a mail."""
+    try:
+        mail = message_from_bytes(path.read_bytes(), policy=policy.default)
+    except OSError as reason:
+        raise FileUnreadable(f"{path}: {reason.strerror}", hint="Write it again: helios nightly") from reason
+    body = mail.get_body()
+    return str(mail["Subject"]), str(body.get_content()) if body is not None else ""
 
 
 def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, now: datetime) -> str:
@@ -310,9 +371,7 @@ def _notify(settings: Settings, cluster: str, report: NightlyReport | None, *, n
     )
     notices.observe(f"drift {cluster}", [drift] if line else [])
     if report is not None:
-        mail = message_from_bytes(report.mail.read_bytes(), policy=policy.default)
-        body = mail.get_body()
-        text = tuple(body.get_content().splitlines()) if body is not None else ()
+        text = tuple(_read_mail(report.mail)[1].splitlines())
         events = ("nightly", "attention") if report.alarming else ("nightly",)
         report_notices = [
             Notice(event=event, cause=report.mail.stem, subject=report.subject, lines=text, mail=report.mail)
@@ -375,7 +434,6 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
             days=model.judged_days,
             now=now,
             keep=model.kept,
-            dask=model.dask,
             progress=progress,
         )
     except NotEnoughHistory as reason:

@@ -1,8 +1,8 @@
 """Nightly check of a site's queue order.
 
 It compares orders on the last weeks. Where predictions are not better than the size of a job beyond chance, jobs are
-ordered by size until a later check. Where nothing has been better than the site's own order for four weeks, shadow mode
-is proposed. Only an admin changes a mode or an option.
+ordered by size until a later check. Where nothing has been better than plain FIFO + EASY for four weeks, shadow mode is
+proposed. Only an admin changes a mode or an option.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from helios.app.own_order import LOOKS_BACK, gpu_machine
 from helios.config import Settings
 from helios.errors import HeliosError
 from helios.ports import Progress, no_progress
-from helios.report.order_check import CheckedOrder
+from helios.report.verdict import CheckedOrder
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ KEPT = timedelta(weeks=5)
 FRESH = timedelta(days=8)
 """Age at which a check no longer applies to the live queue."""
 PATIENCE = timedelta(weeks=4)
-"""Time without any better order than the site's own after which shadow mode is proposed."""
+"""Time without any order better than plain FIFO + EASY after which shadow mode is proposed."""
 MOST_JOBS = 50_000
 """Most jobs to replay, the last ones."""
 DRAWS = 10
@@ -86,8 +86,8 @@ def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
     if not vain or now - vain[-1].at < PATIENCE:
         return ""
     return (
-        f"In {len(vain)} checks over four weeks neither predictions nor size was better than the site's own order. "
-        "Shadow mode loses nothing and goes on measuring: helios mode qssf shadow"
+        f"In {len(vain)} checks over four weeks neither predictions nor size was told to be better than plain "
+        "FIFO + EASY. Shadow mode loses nothing and goes on measuring: helios mode qssf shadow"
     )
 
 
@@ -117,7 +117,9 @@ def check_tonight(
     """
     from helios.app.order_check import check_order  # noqa: PLC0415 - it compiles, and a live queue only reads checks
 
-    result = check_order(*_last_weeks(history, nodes, settings, now), draws=DRAWS, progress=progress)
+    # Recorded waits are those with Helios acting, so they say nothing of the site's own order.
+    asked = _last_weeks(history, nodes, settings, now)
+    result = check_order(*asked, draws=DRAWS, compares_recorded=False, progress=progress)
     check = PastCheck(at=now, best=result.best, sentences=tuple(result.sentences()))
     with Warehouse.open(settings.database.url) as warehouse:
         earlier = [each for each in order_checks(warehouse, history.cluster) if now - KEPT < each.at < now]

@@ -83,7 +83,7 @@ def notices_in(summary: CycleSummary | NodeCycleSummary) -> list[Notice]:
                 event="protected",
                 cause="protected",
                 subject=f"no node is put to sleep: {summary.protected}",
-                lines=("A person ends it: helios power clear. Which nodes failed to wake: helios power status",),
+                lines=("A person ends it: helios power --clear all. Which nodes failed to wake: helios power",),
             )
         )
     return notices
@@ -134,7 +134,7 @@ def _send_error(settings: Notify, name: str, problem: Exception) -> NoticeNotSen
     if isinstance(problem, HeliosError):
         return NoticeNotSent(f"No notice by {name} ({server}): {problem.message}", hint=problem.hint)
     description = " ".join(str(problem).split())[:200] or type(problem).__name__
-    hint = "Try: helios notify test"
+    hint = "Try: helios notify --test"
     if isinstance(problem, ssl.SSLCertVerificationError):
         hint = "Name the authority behind the certificate: notify.ca_file"
     elif isinstance(problem, smtplib.SMTPNotSupportedError):
@@ -383,7 +383,7 @@ def send_test(settings: Settings, *, cluster: str) -> dict[str, str]:
             "Nobody is told anything: no mail and no webhook is set.",
             hint="Set notify.mail_to, notify.webhook or notify.slack. See docs/operate.md",
         )
-    notice = Notice(event="test", cause="test", subject="a test", lines=("Somebody typed: helios notify test",))
+    notice = Notice(event="test", cause="test", subject="a test", lines=("Somebody typed: helios notify --test",))
     results = {}
     for name in names:
         try:

@@ -25,15 +25,16 @@ from helios.app.controller_state import (
 from helios.app.controllers import JobController, NodeController
 from helios.app.explain_socket import Explain, JobAnswer
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
-from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
+from helios.app.live_cluster import LiveCluster, open_live_cluster
 from helios.app.notify import Notices, channels, notices_in
+from helios.app.services import configured_domains, configured_services
 from helios.app.sync import SyncResult, sync_history
 from helios.choices import Domain
 from helios.config import LoadedSettings, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.control.preconditions import SETTLES
+from helios.dates import parse_date
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid, StrangersLeft, UsageError
-from helios.model import Snapshot
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
@@ -104,18 +105,6 @@ def operations_for(
         notify=notices.send_due if channels(settings.notify) else None,
         explain=job_explainer(settings, cluster=cluster) if on_jobs else None,
     )
-
-
-def live_snapshot_reader(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return a function that takes a snapshot of the live cluster.
-
-    The cluster is opened when the function is called.
-    """
-
-    def read_snapshot() -> Snapshot:
-        return Operations(settings, cluster=cluster).site.cluster.snapshot()
-
-    return read_snapshot
 
 
 def job_explainer(settings: Settings, *, cluster: str | None) -> Explain:
@@ -488,9 +477,6 @@ def _start(text: str) -> datetime | None:
     if not text:
         return None
     try:
-        start = datetime.fromisoformat(text)
-    except ValueError as reason:
-        raise ConfigurationInvalid(
-            f"history.start is {text!r}, which is no date.", hint="Write it as 2026-09-01."
-        ) from reason
-    return start if start.tzinfo else start.replace(tzinfo=UTC)
+        return parse_date(text, now=datetime.now(UTC), timezone="UTC")
+    except UsageError as reason:
+        raise ConfigurationInvalid(f"history.start: {reason.message}", hint=reason.hint) from reason

@@ -1,13 +1,13 @@
-"""Check of the live order over draws, and the value of predictions.
+"""OrderVerdict on the live order over draws, and the value of predictions.
 
-The check is the verdict on what Helios does live. The value is one replay of the tested jobs by each predictor, between
-the site's own order and an order by true run times. All of them age and are bounded as the live order is, and let small
+The verdict is on what Helios does live. The value is one replay of the tested jobs by each predictor, between plain
+FIFO + EASY and an order by true run times. All of them age and are bounded as the live order is, and let small
 jobs pass by EASY backfill that plans with time limits, so that only the predictor differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.resampling import redraw, resampled_predictor, resampler_for
+from helios.app.resampling import Resampler, redraw, resampled_predictor, resamplers_for
 from helios.app.scenarios import AGED, Options, Scenario
 from helios.app.whatif import (
     InsidePredictor,
@@ -37,11 +37,22 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import UserLast
 from helios.report.models import MODEL, ORACLE, PLAIN, OrderValue
-from helios.report.order_check import LEAST_WAIT_S, CheckedOrder, OrderCheck, Ratios
-from helios.report.significance import NOTICED_S
+from helios.report.verdict import (
+    LEAST_EFFECT,
+    LEAST_WAIT_S,
+    NOTICED_S,
+    CheckedOrder,
+    Effect,
+    OrderVerdict,
+    Ratios,
+    WaitRatio,
+    compare_recorded,
+)
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
+FEWEST_ONE_SIDED = 5
+"""Draws from which all on one side of the window are no chance: of five it is one in sixteen."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:
@@ -59,26 +70,34 @@ CHECKED: Mapping[CheckedOrder, Scenario] = {
 
 
 def check_order(
-    history: LoadedHistory, request: WhatIfRequest, *, draws: int = 5, progress: Progress = no_progress
-) -> OrderCheck:
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    *,
+    draws: int = 5,
+    compares_recorded: bool = True,
+    progress: Progress = no_progress,
+) -> OrderVerdict:
     """Replay draws of a window under three orders.
 
-    They are the live order, the site's own order, and size.
+    They are the live order, plain FIFO + EASY, and size.
 
     Parameters
     ----------
     request : WhatIfRequest
-        The window and the machine; its scenarios do not count.
+        The window and the machine; its scenarios do not count. Jobs larger than their partition are left out.
+    compares_recorded : bool
+        Whether recorded waits are those of the site alone. False where Helios acted, or where they are made up.
 
     Raises
     ------
     UsageError
         There are too few draws for an interval.
-    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+    NotEnoughHistory, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
     refuse_few(draws)
-    return check_draws(DrawnWindow(history, request, progress=progress), draws=draws, progress=progress)
+    window = DrawnWindow(history, replace(request, skip_oversized=True), progress=progress)
+    return check_draws(window, draws=draws, compares_recorded=compares_recorded, progress=progress)
 
 
 def refuse_few(draws: int) -> None:
@@ -89,21 +108,63 @@ def refuse_few(draws: int) -> None:
         )
 
 
-def check_draws(window: DrawnWindow, *, draws: int, progress: Progress = no_progress) -> OrderCheck:
-    """Check the live order on a window that is prepared."""
-    own_s = [window.draw(0).own_mean_s]
+def check_draws(
+    window: DrawnWindow, *, draws: int, compares_recorded: bool = True, progress: Progress = no_progress
+) -> OrderVerdict:
+    """Return the verdict on a window that is prepared.
+
+    Draws in which plain FIFO + EASY waits another time than in the window are refused, because they are of another
+    queue, and another way of drawing is used. Without any, the ratios are those of the window itself.
+    """
+    original = window.draw(0)
+    refused: dict[ResampledUnit, WaitRatio] = {}
+    resampler = None
+    if original.own_mean_s >= LEAST_WAIT_S:
+        for candidate in window.resamplers:
+            progress(f"Drawing {candidate.over}", 0.0)
+            own_s = [window.draw(number, candidate).own_mean_s for number in range(1, draws + 1)]
+            progress(f"Drawing {candidate.over}", 1.0)
+            beside = [(drawn_s + NOTICED_S) / (original.own_mean_s + NOTICED_S) for drawn_s in own_s]
+            if not _is_moved(beside):
+                resampler = candidate
+                break
+            refused[candidate.over] = WaitRatio.of(beside)
+    drawn = 0 if resampler is None else draws
     found: dict[CheckedOrder, list[Ratios]] = {CheckedOrder.PREDICTIONS: [], CheckedOrder.SIZE: []}
-    for number in range(1, draws + 1) if own_s[0] >= LEAST_WAIT_S else ():
-        step = f"Checking the order, draw {number} of {draws}"
+    numbers = range(1, draws + 1) if drawn else (0,)
+    own_means_s = []
+    for number in numbers if original.own_mean_s >= LEAST_WAIT_S else ():
+        step = f"Checking the order, draw {number} of {drawn}"
         progress(step, 0.0)
-        draw = window.draw(number)
-        own_s.append(draw.own_mean_s)
+        draw = window.draw(number, resampler)
+        own_means_s.append(draw.own_mean_s)
         for done, (order, ratios) in enumerate(found.items(), start=1):
             ratios.append(draw.ratios(CHECKED[order]))
             progress(step, done / len(found))
-    return OrderCheck(
-        window=window.span, draws=draws, over=window.over, own_mean_s=float(np.mean(own_s[1:] or own_s)), ratios=found
+    return OrderVerdict(
+        window=window.span,
+        jobs=int(window.setup.counted.sum()),
+        draws=drawn,
+        over=window.resamplers[0].over if resampler is None else resampler.over,
+        own_mean_s=float(np.mean(own_means_s or [original.own_mean_s])),
+        ratios=found,
+        refused=refused,
+        recorded=compare_recorded(window.setup.recorded_wait_s, original.counted_own_wait_s)
+        if compares_recorded
+        else None,
     )
+
+
+def _is_moved(ratios: Sequence[float]) -> bool:
+    """Return whether draws are of another queue, by their waits over that of the window.
+
+    They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of
+    skewed waits the interval alone is too wide to tell.
+    """
+    beside = WaitRatio.of(ratios)
+    one_sided = len(ratios) >= FEWEST_ONE_SIDED and (min(ratios) > 1 or max(ratios) < 1)
+    is_small = abs(beside.ratio - 1) <= LEAST_EFFECT
+    return not is_small and (one_sided or beside.effect in {Effect.SHORTER, Effect.LONGER})
 
 
 class DrawnWindow:
@@ -114,6 +175,8 @@ class DrawnWindow:
     request : WhatIfRequest
     setup : ReplaySetup
         The window as it was.
+    resamplers : sequence of Resampler
+        Ways of drawing, the best first.
 
     Parameters
     ----------
@@ -132,7 +195,7 @@ class DrawnWindow:
         self._history, self._given, self._progress = history, model, progress
         self.request = replace(request, scenarios=[CHECKED[CheckedOrder.PREDICTIONS]])
         self.setup = prepare_replay(history, self.request)
-        self._resampler = resampler_for(self.setup)
+        self.resamplers = resamplers_for(self.setup)
 
     @cached_property
     def model(self) -> DurationModel | None:
@@ -145,21 +208,19 @@ class DrawnWindow:
         return train_predictor(self._history, self.setup, self.request, self._progress)
 
     @property
-    def over(self) -> ResampledUnit:
-        """What is drawn."""
-        return self._resampler.over
-
-    @property
     def span(self) -> tuple[datetime, datetime]:
         """First and last submission that count."""
         submitted = self.setup.machine.jobs["submitted_at"][self.setup.counted]
         return submitted.min().to_pydatetime(), submitted.max().to_pydatetime()
 
-    def draw(self, number: int) -> Draw:
-        """Return a draw, or for number 0 the window as it was."""
+    def draw(self, number: int, resampler: Resampler | None = None) -> Draw:
+        """Return a draw, or for number 0 the window as it was.
+
+        Without a ``resampler`` it is drawn in the best way.
+        """
         setup = self.setup
         if number:
-            setup = redraw(setup, self._resampler, repeat=number, seed=self.request.seed)
+            setup = redraw(setup, resampler or self.resamplers[0], repeat=number, seed=self.request.seed)
         return Draw(setup, self)
 
 
@@ -170,7 +231,7 @@ class Draw:
     ----------
     setup : ReplaySetup
     own_wait_s : array of shape (jobs,)
-        Waits under first in, first out with EASY backfill by time limits.
+        Waits under plain FIFO + EASY.
     """
 
     def __init__(self, setup: ReplaySetup, window: DrawnWindow) -> None:
@@ -183,8 +244,14 @@ class Draw:
 
     @property
     def own_mean_s(self) -> float:
-        """Mean wait in the site's own order, s."""
-        return float(self.own_wait_s[self.setup.counted].mean())
+        """Mean wait under plain FIFO + EASY, s."""
+        return float(self.counted_own_wait_s.mean())
+
+    @property
+    def counted_own_wait_s(self) -> NDArray[np.int64]:
+        """Waits of the jobs that count under plain FIFO + EASY, s."""
+        waits_s: NDArray[np.int64] = self.own_wait_s[self.setup.counted]
+        return waits_s
 
     def ratios(self, scenario: Scenario) -> Ratios:
         """Replay a scenario and compare its waits.
@@ -218,10 +285,8 @@ def value_of_predictions(
     history: LoadedHistory,
     request: WhatIfRequest,
     *,
-    draws: int,
     train_until: datetime | None,
     test_fraction: float,
-    gpu_only: bool = False,
     model: DurationModel | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
@@ -235,9 +300,7 @@ def value_of_predictions(
     ----------
     request : WhatIfRequest
         The machine.
-    draws : int
-        Draws of the verdict. 0 for none, and no verdict.
-    train_until, test_fraction, gpu_only
+    train_until, test_fraction
         As in :func:`helios.app.model_registry.judge`.
     model : DurationModel, optional
         The model to begin with. None where it is trained here.
@@ -252,12 +315,7 @@ def value_of_predictions(
     submitted = history.jobs["submitted_at"]
     first = min(int(len(submitted) * (1 - test_fraction)), len(submitted) - 1)  # the same job as the evaluation's
     request = replace(
-        request,
-        scenarios=[CHECKED[CheckedOrder.PREDICTIONS]],
-        since=train_until or submitted.iloc[first].to_pydatetime(),
-        resource="gpus" if gpu_only else None,
-        skip_oversized=True,
-        seed=seed,
+        request, since=train_until or submitted.iloc[first].to_pydatetime(), skip_oversized=True, seed=seed
     )
     window = DrawnWindow(history, request, model=model, progress=progress)
     return OrderValue(
@@ -265,7 +323,6 @@ def value_of_predictions(
         gpus_per_node=request.gpus_per_node,
         resource=window.setup.machine.resource,
         replays=_replays(window, progress),
-        check=check_draws(window, draws=draws, progress=progress) if draws else None,
         notes=(*window.setup.machine.notes, *window.setup.notes),
     )
 

@@ -35,7 +35,7 @@ OWN_ORDER_EVERY = timedelta(hours=1)
 """Time between computations of the longest wait in the site's own order."""
 UNTRUSTED = (
     "Shrinkage predicts meanwhile, and nothing is written. Train a new model (helios model train --promote), go "
-    "back to the one before (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
+    "back to the one before (helios model promote --previous), or choose shrinkage (helios model promote shrinkage)"
 )
 """Text about a promoted model that cannot be read, with what to do."""
 

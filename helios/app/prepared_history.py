@@ -17,7 +17,7 @@ from helios.model import ModelRecord
 from helios.ports import Progress, no_progress
 from helios.predict.causal_stats import COLUMN, NEVER_S
 from helios.predict.comparison import Comparison, compare_predictors
-from helios.predict.duration import DurationModel, Trainer, train_locally, train_on
+from helios.predict.duration import DurationModel, train_on
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import describe_provenance, to_record
 from helios.predict.timeline import RecordedWalk, untrained
@@ -44,14 +44,7 @@ class PreparedHistory:
     table: JobTable
     features: NDArray[np.float32]
 
-    def train(
-        self,
-        *,
-        until: datetime | None,
-        seed: int,
-        progress: Progress = no_progress,
-        trainer: Trainer = train_locally,
-    ) -> DurationModel:
+    def train(self, *, until: datetime | None, seed: int, progress: Progress = no_progress) -> DurationModel:
         """Train on what had ended before ``until`` (all, if None).
 
         Raises
@@ -66,7 +59,6 @@ class PreparedHistory:
             until=until,
             seed=seed,
             progress=progress,
-            trainer=trainer,
         )
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:

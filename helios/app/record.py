@@ -58,7 +58,7 @@ def describe_record(
     per_node, usual_per_node : int
         Units of a node as given, and where neither that nor the record says.
     partitions : collection of str
-        Only the nodes of these; empty for all.
+        Only the jobs and nodes of these; empty for all.
 
     Raises
     ------
@@ -79,10 +79,11 @@ def describe_record(
     begin = since or (record.begin if record.before and (until is None or until > record.begin) else None)
     end = until or (record.end if record.after or record.source == "asked" else None)
     chosen: list[str] = []
+    studied = _of_partitions(history, partitions) if partitions else history
     if resource is None:
-        resource, chosen = choose_resource(jobs_between(history.jobs, begin, end))
+        resource, chosen = choose_resource(jobs_between(studied.jobs, begin, end))
     capacity = known_capacity(
-        _of_partitions(history, partitions) if partitions else history,
+        studied,
         resource=resource,
         since_s=int(begin.timestamp()) if begin else record.first_s,
         until_s=int(end.timestamp()) if end else record.end_s,

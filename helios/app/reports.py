@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import energy_ledger
-from helios.app.history import choose_cluster
-from helios.config import Energy
+from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, is_live, last_weeks
+from helios.config import SlurmSettings
+from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS, size_class
 from helios.report.admin.decisions import (
@@ -32,9 +32,8 @@ from helios.report.admin.decisions import (
     service_days,
 )
 from helios.report.admin.predictions import prediction_accuracy
-from helios.report.admin.sacct_format import ReportTable, local_day, parse_moment
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, wait_s
-from helios.report.energy import EnergyLedger
 from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
 
 DEFAULT_LENGTH = timedelta(days=7)
-"""Length of a window without a start."""
+"""Length of a live cluster's window without a start."""
 LONGEST_HELD = timedelta(days=60)
 """Time before a window from which jobs are read. A job submitted earlier that is still in the window is missed."""
 CLOCK_SKEW = timedelta(days=1)
@@ -70,11 +69,15 @@ class ReportQuery:
     cluster : str, optional
         None for the only one in the warehouse.
     start, end : str, optional
-        As sacct's ``-S`` and ``-E``. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
+        As :mod:`helios.dates` reads them. Defaults are ``length`` before the end, and ``now``.
+    length : timedelta
+        Length of a live cluster's window without a start.
     users, accounts, partitions : collections of str
         Only jobs of these; empty for all.
     hides_others : bool
         Whether a report says nothing that depends on other users' jobs, such as the span of the history.
+    slurm : SlurmSettings
+        Where Slurm's commands are, if they are here.
     """
 
     url: str
@@ -82,15 +85,19 @@ class ReportQuery:
     cluster: str | None = None
     start: str | None = None
     end: str | None = None
+    length: timedelta = DEFAULT_LENGTH
     users: Collection[str] = ()
     accounts: Collection[str] = ()
     partitions: Collection[str] = ()
     hides_others: bool = False
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
 
 
 @contextmanager
 def open_context(query: ReportQuery) -> Iterator[ReportContext]:
     """Open the warehouse and resolve the cluster and window of a query.
+
+    Of a history without a live Slurm the default is its last weeks, and its end is ``now``.
 
     Raises
     ------
@@ -99,13 +106,17 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
     """
     with Warehouse.open(query.url) as warehouse:
         row = choose_cluster(warehouse, query.cluster)
-        timezone = str(row["timezone"] or "UTC")
-        until = parse_moment(query.end or "now", now=query.now, timezone=timezone)
-        since = (
-            until - DEFAULT_LENGTH
-            if query.start is None
-            else parse_moment(query.start, now=query.now, timezone=timezone)
-        )
+        name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
+        live = is_live(warehouse, name, slurm=query.slurm, now=query.now)
+        weeks = None if live else last_weeks(warehouse, name)
+        now = query.now if weeks is None else weeks[1]
+        until = parse_date(query.end or "now", now=now, timezone=timezone, is_end=True)
+        if query.start is not None:
+            since = parse_date(query.start, now=now, timezone=timezone)
+        elif weeks is None:
+            since = until - query.length
+        else:
+            since = weeks[0] if until == now else until - LAST_WEEKS
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -114,8 +125,9 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
         unknown = pd.Timestamp("NaT")
         yield ReportContext(
             warehouse=warehouse,
-            query=query,
-            cluster=str(row["name"]),
+            query=replace(query, now=now),
+            cluster=name,
+            live=live,
             timezone=timezone,
             since=since,
             until=until,
@@ -125,11 +137,15 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContext:
-    """One cluster of an open warehouse, with the query and its window."""
+    """One cluster of an open warehouse, with the query and its window.
+
+    ``query.now`` is the end of a history that is not ``live``.
+    """
 
     warehouse: Warehouse
     query: ReportQuery
     cluster: str
+    live: bool
     timezone: str
     since: datetime
     until: datetime
@@ -174,10 +190,15 @@ class ReportContext:
             answer, empty=f"{answer.empty} The history spans {self.format_time(first)} to {self.format_time(last)}."
         )
 
+    @property
+    def label(self) -> str:
+        """Name of the cluster, with a remark where no live Slurm stands behind it."""
+        return self.cluster if self.live else f"{self.cluster} ({NOT_LIVE})"
+
     def title(self, subject: str) -> str:
         """Return the heading of a report over the window."""
         since, until = self.format_time(self.since), self.format_time(self.until)
-        return f"{self.cluster}: {subject}, {since} to {until} ({self.timezone})"
+        return f"{self.label}: {subject}, {since} to {until} ({self.timezone})"
 
     def format_time(self, moment: datetime) -> str:
         """Return a time as text in the cluster's time zone."""
@@ -189,8 +210,8 @@ class ReportContext:
         Today ends now, because the waits until midnight are not known yet.
         """
         now = self.query.now
-        begin, end = local_day(parse_moment(day, now=now, timezone=self.timezone), timezone=self.timezone)
-        return begin, min(end, now) if begin < now else end
+        begin, end = local_day(parse_date(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        return begin, min(end, now) if self.live and begin < now else end
 
     def shadow(
         self,
@@ -215,12 +236,6 @@ class ReportContext:
             gpus_per_node=per_node or gpus_per_node,
             default_time_limit_s=default_time_limit_s,
             timezone=self.timezone,
-        )
-
-    def ledger(self, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
-        """Return the energy ledger of [since, until)."""
-        return energy_ledger(
-            self.warehouse, self.cluster, timezone=self.timezone, since=since, until=until, energy=energy, by=by
         )
 
 
@@ -250,7 +265,7 @@ def usage_report(query: ReportQuery, *, group: str) -> ReportTable:
                 predictions=context.predictions(),
                 since=context.since,
                 until=context.until,
-                now=query.now,
+                now=context.query.now,
                 title=context.title(f"Hours held and jobs submitted by {group}"),
                 timezone=context.timezone,
             )
@@ -267,7 +282,7 @@ def queue_report(query: ReportQuery) -> ReportTable:
         if query.start is None:
             jobs = context.jobs(until - LONGEST_HELD, unended_at=until)
             predictions = context.warehouse.predictions_of(context.cluster, jobs["submitted_at"])
-            title = f"{context.cluster}: the queue at {context.format_time(until)} ({timezone})"
+            title = f"{context.label}: the queue at {context.format_time(until)} ({timezone})"
             table = queue_at(
                 jobs,
                 predictions=predictions,
@@ -318,8 +333,6 @@ def decision_report(
     services: Collection[str] = (),
     job_ids: Collection[str] = (),
     results: Collection[str] = (),
-    modes: Collection[str] = (),
-    actions: Collection[str] = (),
 ) -> ReportTable:
     """Report the audit entries of the window.
 
@@ -337,8 +350,6 @@ def decision_report(
             services=services,
             targets=job_ids,
             results=results,
-            modes=modes,
-            actions=actions,
             timezone=context.timezone,
         )
 
@@ -353,12 +364,6 @@ def service_report(query: ReportQuery, *, services: Collection[str] = ()) -> Rep
             services=services,
             timezone=context.timezone,
         )
-
-
-def energy_report(query: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
-    """Report node states, energy and savings by day, partition or node."""
-    with open_context(query) as context:
-        return context.ledger(context.since, context.until, energy=energy, by=by)
 
 
 def shadow_report(

@@ -5,7 +5,8 @@ The counted jobs of a window are resampled in one of these ways:
 - Users: the jobs of each user move together by a whole number of days, cyclically in the window. No job comes twice.
 - Weeks, where users are not known: whole weeks are drawn with replacement and put one after the other. Each job keeps
   its weekday and hour, user, size, limit and run time.
-- Days, in windows of fewer than four weeks: days are drawn, working days for working days.
+- Days, in windows of fewer than four weeks, or where whole weeks make another queue: days are drawn, working days for
+  working days.
 - Seeds, in windows of fewer than seven days: each burst of arrivals is moved within its hour.
 
 Jobs before the window stay as they are. Days and weeks begin at the hour at which the window does, which is that of
@@ -70,18 +71,33 @@ class Resampler:
         return len(self.kind)
 
 
-def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
-    """Return the resampler for a setup.
+def resamplers_for(setup: ReplaySetup) -> list[Resampler]:
+    """Return the ways to draw a setup, the best first.
 
-    Parameters
-    ----------
-    over : ResampledUnit, optional
-        Unit to draw, even if there are few. By default users where most are known, otherwise weeks, days where there
-        are too few weeks, and seeds where there are too few days.
+    Users where most are known, then whole weeks where there are enough, then days. Seeds only where there are too few
+    days for any of these: they say nothing of other jobs that might have come.
     """
-    begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
+    _, span_s = _begin_and_span(setup)
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + MISSING_S) // DAY_S
-    over = over or _unit_for(setup, weeks=weeks, days=days)
+    if days < FEWEST_DAYS:
+        return [resampler_for(setup, ResampledUnit.SEEDS)]
+    known = {
+        ResampledUnit.USERS: float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS,
+        ResampledUnit.WEEKS: weeks >= FEWEST_WEEKS,
+        ResampledUnit.DAYS: True,
+    }
+    return [resampler_for(setup, over) for over, is_known in known.items() if is_known]
+
+
+def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
+    """Return the resampler of a unit, even if there are few.
+
+    By default the first of :func:`resamplers_for`.
+    """
+    if over is None:
+        return resamplers_for(setup)[0]
+    begins_s, span_s = _begin_and_span(setup)
+    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + MISSING_S) // DAY_S
     block_s, blocks = {
         ResampledUnit.WEEKS: (WEEK_S, max(weeks, 1)),
         ResampledUnit.DAYS: (DAY_S, max(days, 1)),
@@ -252,9 +268,6 @@ def _take_jobs(
     )
 
 
-def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
-    if days < FEWEST_DAYS:
-        return ResampledUnit.SEEDS
-    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
-        return ResampledUnit.USERS
-    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS
+def _begin_and_span(setup: ReplaySetup) -> tuple[int, int]:
+    begin_s, end_s = setup.window_s
+    return begin_s, end_s - begin_s

@@ -61,8 +61,6 @@ DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill
 AGAIN_S = 3_600
 """How often waiting jobs are predicted again, s."""
 
-FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOption:
@@ -348,14 +346,14 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
-            raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
+            raise UsageError(f"--set {text!r} is not NAME.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
         policy, name, value = parts.groups()
         written_by_policy[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
     replayed = dict.fromkeys(scenario.policy.value for scenario in chosen)
     if unknown := written_by_policy.keys() - replayed:
         raise UsageError(
             f"--set has an option for {', '.join(sorted(unknown))}, which is not replayed.",
-            hint=f"Add it to --policy. Replayed are: {', '.join(replayed)}",
+            hint=f"Add it to --policy, or a service to --service. Replayed are: {', '.join(replayed)}",
         )
     options = {policy: read_options(policy, written) for policy, written in written_by_policy.items()}
     return [scenario.with_options(options.get(scenario.policy.value, ())) for scenario in chosen]
@@ -383,24 +381,3 @@ def default_scenarios() -> list[Scenario]:
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
-
-
-def frontier_scenarios(live: Scenario | None = None) -> list[Scenario]:
-    """Return ``qssf`` settings between shortest mean and shortest longest wait.
-
-    They follow the site's own order and the control that predicts nothing. ``live``, the site's setting, comes last
-    unless it is among them.
-    """
-    easy: dict[str, Any] = {"backfill": Backfill.EASY, "estimates": RunTimes.LIMIT}
-    settings = [
-        read_options(QSSF, {"wait_share": share} | bound | large)
-        for share in FRONTIER_WAIT_SHARES
-        for bound in ({"bound_share": NEVER}, {"bound_share": BOUND_SHARE})
-        for large in ({"large_divisor": 1.0}, {"large_divisor": LARGE_DIVISOR})
-    ]
-    found = [
-        Scenario(policy=Policy.FIFO, **easy),
-        *(CONTROLS[1].with_options((("wait_share", share),)) for share in FRONTIER_WAIT_SHARES),
-        *(Scenario(policy=Policy.QSSF, **easy, run_times=RunTimes.PREDICTED, options=options) for options in settings),
-    ]
-    return found if live is None or live in found else [*found, live]

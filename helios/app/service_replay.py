@@ -34,22 +34,20 @@ from helios.actions import Action, JobAction, Reorder, Result, Revert, SoftLimit
 from helios.app.history import LoadedHistory
 from helios.app.replay_guards import SECOND_US, Positions, ReplayGuards
 from helios.app.replay_predictions import NamedPredictor, ReplayPredictions
-from helios.app.scenarios import CONTROLS, Scenario
+from helios.app.scenarios import Scenario
 from helios.app.whatif import (
     WhatIfRequest,
-    answer_request,
     describe_sources,
     measure,
     predictor_for,
     prepare_replay,
-    to_run,
     train_predictor,
 )
 from helios.choices import Policy, RunTimes
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, JobwiseService, Progress, Service, no_progress
 from helios.predict.replay_predictor import ReplayTrainedPredictor
-from helios.report.whatif import Run, WhatIf
+from helios.report.whatif import Run
 from helios.simulate import Backfill, LongestWaits, SimCluster
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
@@ -409,46 +407,43 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceReplay:
-    """Results of a replay with services.
+    """A replay with services acting.
 
     Attributes
     ----------
-    whatif : WhatIf
-        The baseline, the control that needs no model, and the replay with the services; measured alike.
+    run : Run
     active_services : tuple of ReplayedService
         One for each service.
     jobs_per_s : float
-        Jobs replayed with the services per second of this computer's time.
+        Jobs replayed per second of this computer's time.
+    notes : tuple of str
+        Who predicted, and what services said.
     """
 
-    whatif: WhatIf
+    run: Run
     active_services: tuple[ReplayedService, ...]
     jobs_per_s: float
+    notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the results as plain values, without the jobs and the speed.
-
-        The same request gives the same values.
-        """
-        return {**self.whatif.to_json(), "services": [active.to_json() for active in self.active_services]}
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return what each service did as plain values."""
+        return [active.to_json() for active in self.active_services]
 
 
-def simulate_services(
+def replay_acting(
     history: LoadedHistory,
     request: WhatIfRequest,
     services: Mapping[str, Service],
     *,
-    every: timedelta | None = None,
     site_factor_most: int = SITE_FACTOR_MOST,
     failures_to_suspend: int = FAILURES_TO_SUSPEND,
-    predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
     progress: Progress = no_progress,
 ) -> ServiceReplay:
-    """Replay a window of history with services, and without them as controls.
+    """Replay a window of history with services acting.
 
-    All replays are measured alike. Run times are predicted as they would be live, from jobs that had ended before the
-    window or have ended in it.
+    It is measured as the replays of :func:`~helios.app.whatif.whatif` are. Run times are predicted as they would be
+    live, from jobs that had ended before the window or have ended in it.
 
     Parameters
     ----------
@@ -456,14 +451,10 @@ def simulate_services(
         The window and the machine; its scenarios are ignored.
     services : mapping of str to Service
         By name, in the order in which their changes are applied.
-    every : timedelta, optional
-        Least time between two calls of a service; None: each its own.
     site_factor_most : int
         Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded.
     failures_to_suspend : int
         Failures in a row after which a service is suspended (``control.failures_to_suspend``).
-    predict_again_s : int, optional
-        How often pending jobs are predicted again, s; None: never.
     most_of_one_user : float
         Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
 
@@ -473,21 +464,16 @@ def simulate_services(
         As :func:`~helios.app.whatif.whatif`.
     """
     window = ReplayedWindow(history, request, progress)
-    runs = [to_run(scenario, window.setup, None, progress) for scenario in CONTROLS]
     begun = perf_counter()
-    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
-    simulated, predictor = window.replay(
-        active_services,
-        site_factor_most=site_factor_most,
-        predict_again_s=predict_again_s,
-        most_of_one_user=most_of_one_user,
+    active_services = replayed_services(services, every=None, failures_to_suspend=failures_to_suspend)
+    run, predictor = window.replay(
+        active_services, site_factor_most=site_factor_most, most_of_one_user=most_of_one_user
     )
-    jobs_per_s = len(window.setup.workload) / (perf_counter() - begun)
-    notes = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
     return ServiceReplay(
-        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=notes),
+        run=run,
         active_services=tuple(active_services),
-        jobs_per_s=jobs_per_s,
+        jobs_per_s=len(window.setup.workload) / (perf_counter() - begun),
+        notes=(*describe_sources(predictor), *(note for active in active_services for note in active.notes())),
     )
 
 

@@ -22,6 +22,8 @@ from helios.errors import HeliosError, UsageError
 
 PREFIX = "/opt/helios"
 """Folder of Helios' Python environment as written in the packaged files, which is replaced by the real one."""
+PACKAGE_PREFIX = Path("/usr/lib/helios")
+"""The same in a package of a distribution, whose files lie where the package manager looks after them."""
 RECORD = Path("var/lib/helios-setup/files.json")
 """File below the root with the digest of each installed file, by path.
 
@@ -126,19 +128,20 @@ def setup_files(
     texts : mapping of str to str, optional
         Completion scripts and manual pages by path below the root.
     """
-    deploy = deploy_folder()
+    deploy, local = deploy_folder(), prefix != PACKAGE_PREFIX
+    programs, system = ("usr/local/sbin", "etc") if local else ("usr/sbin", "usr/lib")
 
     def packaged(name: str, path: str | Path, mode: int = TEXT, *, is_configuration: bool = False) -> SetupFile:
         content = (deploy / name).read_bytes().replace(PREFIX.encode(), os.fsencode(prefix))
         return SetupFile(_below_root(path), content, mode, is_configuration)
 
     yield packaged("helios.toml", "etc/helios/helios.toml", is_configuration=True)
-    yield packaged("systemd/sysusers.conf", "etc/sysusers.d/helios.conf")
+    yield packaged("systemd/sysusers.conf", f"{system}/sysusers.d/helios.conf")
     for unit in sorted((deploy / "systemd").glob("*.service")) + sorted((deploy / "systemd").glob("*.timer")):
-        yield packaged(f"systemd/{unit.name}", f"etc/systemd/system/{unit.name}")
-    yield packaged("systemd/helios-as-service.sh", "usr/local/sbin/helios", PROGRAM)
+        yield packaged(f"systemd/{unit.name}", f"{system}/systemd/system/{unit.name}")
+    yield packaged("systemd/helios-as-service.sh", f"{programs}/helios", PROGRAM)
     yield packaged("slurm/helios-release.sh", prefix / "libexec/helios-release.sh", PROGRAM)
-    yield packaged("slurm/helios-release.sh", "usr/local/sbin/helios-release.sh", PROGRAM)
+    yield packaged("slurm/helios-release.sh", f"{programs}/helios-release.sh", PROGRAM)
     yield packaged("systemd/helios-after-crash.sh", prefix / "libexec/helios-after-crash.sh", PROGRAM)
     for path, text in (texts or {}).items():
         yield SetupFile(_below_root(path), text.encode())
@@ -275,7 +278,7 @@ def _read_record(root: Path) -> dict[str, str]:
 def _machine_steps() -> Iterator[str]:
     """Create the users and reload systemd."""
     if shutil.which("systemd-sysusers"):
-        yield _run("systemd-sysusers", "/etc/sysusers.d/helios.conf")
+        yield _run("systemd-sysusers")
     else:
         yield "no systemd-sysusers here: make the users helios and helios-power yourself"
     if SYSTEMD_RUNS.is_dir():

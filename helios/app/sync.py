@@ -89,7 +89,7 @@ class SyncResult:
     def line(self) -> str:
         """Return the result in one line of text."""
         found = f"{self.jobs_new:,} new jobs, {self.jobs_updated:,} updated, {self.node_events:,} node events"
-        refused = f", {self.rejected:,} rows make no sense (helios trace rejects)" if self.rejected else ""
+        refused = f", {self.rejected:,} rows make no sense (helios trace describe)" if self.rejected else ""
         changed = "".join(f"; {name} of {it.jobs:,}, such as {it.example}" for name, it in self.changes.items())
         notes_text = "".join(f"; {note}" for note in self.notes)
         return f"{found}{refused}, known until {self.until:%Y-%m-%d %H:%M:%S} UTC{changed}{notes_text}"

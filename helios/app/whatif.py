@@ -47,6 +47,8 @@ MOST_SIDE_BY_SIDE = 1_000_000
 """Jobs of all replays together that share a training at once, .7 kB each."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
+PLAN_QUANTILE = 0.9
+"""Quantile of a prediction that backfill plans with: nine of ten jobs end by then."""
 PROBES_S = (1.0, 1e3, 1e7)
 """Run times at which an order must be a straight line, s."""
 EVENTS_PER_PREDICTION = 100
@@ -74,8 +76,6 @@ class WhatIfRequest:
         ``gpus`` or ``cpus``; None: as :func:`~helios.metrics.capacity.choose_resource` says.
     placement : Placement
         Choice among the nodes that fit a job.
-    plan_quantile : float
-        Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
         Predict pending jobs again after so long, s. 0 for never. None for hourly.
     seed : int
@@ -92,7 +92,6 @@ class WhatIfRequest:
     skip_oversized: bool = False
     default_time_limit_s: int = 7 * 86_400
     placement: Placement = Placement.PACKED
-    plan_quantile: float = 0.9
     predict_again_s: int | None = None
     seed: int = 0
 
@@ -240,6 +239,15 @@ class ReplaySetup:
         """Time limit of each job, s, also of those that have none."""
         return self.machine.limits_s(self.default_limit_s)
 
+    @property
+    def recorded_wait_s(self) -> NDArray[np.float64]:
+        """Recorded wait of each job that counts, s, NaN where unknown."""
+        jobs = self.machine.jobs[self.counted]
+        eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
+        wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
+        known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
+        return known
+
     @cached_property
     def own_order(self) -> LongestWaits:
         """Longest recent wait under the site's own order.
@@ -290,7 +298,7 @@ def answer_request(
     return WhatIf(
         cluster=history.cluster,
         capacity=history.capacity,
-        recorded_wait_s=recorded_waits(setup.machine.jobs[setup.counted]),
+        recorded_wait_s=setup.recorded_wait_s,
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=setup.machine.resource,
@@ -303,14 +311,6 @@ def answer_request(
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
-
-
-def recorded_waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
-    """Return the recorded wait of each job, s, NaN where unknown."""
-    eligible = jobs["eligible_at"].fillna(jobs["submitted_at"])
-    wait_s = (jobs["started_at"] - np.maximum(eligible, jobs["submitted_at"])).dt.total_seconds()
-    known: NDArray[np.float64] = np.maximum(wait_s.to_numpy(dtype=np.float64), 0.0)
-    return known
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
@@ -589,7 +589,7 @@ def replay_scenario(
         run_time_s=None if scenario.run_times is RunTimes.PREDICTED else scenario.true_run_time_s(workload.run_time_s),
         estimate_s=estimate_s,
         predictor=predictor,
-        plan_quantile=None if scenario.estimates is RunTimes.EXPECTED else request.plan_quantile,
+        plan_quantile=None if scenario.estimates is RunTimes.EXPECTED else PLAN_QUANTILE,
         predict_again_s=(again_s or None) if predictor else None,
         **scenario.rules(
             setup.own_order if scenario.needs_own_order else None, node=int(setup.machine.shape.gpus_per_node.max())

@@ -12,26 +12,19 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from helios.app.start_forecast import QueueForecast
 from helios.cli.main import application
-from helios.cli.options import AsJson
-from helios.cli.output import print_message, progress_bars, show_json
+from helios.cli.output import print_message, progress_bars
 from helios.config import Energy
-from helios.ingest import synthetic_trace, write_helios_csv
-from helios.jit import KEPT, cache_folder
-from helios.metrics.spare_nodes import try_rules, use_by_minute
-from helios.model import NODE_STATES, QUEUE, Snapshot
-from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
-from helios.ports import Progress
-from helios.predict.live_predictor import LivePredictor
+
+if TYPE_CHECKING:  # pandas, which no help needs
+    from helios.ports import Progress
 
 FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
 DAYS, FEW_DAYS, SERIES_DAYS = 16, 2, 50
-FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
-MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
+FEW = ["--trace", "few.csv.gz"]
+MANY = ["--trace", "many.csv.gz"]
 MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
 SLURM_CONF = """ClusterName=venus
 SelectType=select/cons_tres
@@ -40,23 +33,23 @@ NodeName=n[1-60] CPUs=64 Gres=gpu:8
 """
 STEPS = {
     "Replays of queue orders": ["whatif", *FEW, *MACHINE, "--oversized", "skip", "--draws", "2"],
-    "Replays of one job": ["whatif", "explain", "{job}", *FEW, *MACHINE, "--oversized", "skip"],
+    "Replays of one job": ["why", "{job}", *FEW, *MACHINE, "--policy", "fifo"],
     "Replays with services": [
-        *("simulate", "--service", "qssf", "--service", "soft_limits"),
+        *("whatif", "--service", "qssf", "--service", "soft_limits", "--draws", "0"),
         *(*FEW, *MACHINE, "--oversized", "skip"),
     ],
     "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
     "Predictions": ["model", "evaluate", *FEW],
-    "Explanations": ["model", "explain", "{job}", *FEW],
+    "Explanations": ["why", "{job}", *FEW, "--prediction"],
     "Forecasts of nodes": ["forecast", *MANY, *MACHINE],
     "Studies": ["study", *FEW, *MACHINE],
-    "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
-    "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
+    "Nodes that sleep": ["whatif", "energy", *FEW, *MACHINE, "--from", "2020-09-02T06:00"],
+    "Nodes that sleep, from a series": ["whatif", "energy", "--series", "nodes.csv", "--from", "2020-10-20"],
 }
 """Commands that together call every compiled function, on a small synthetic cluster. A forecast takes two weeks."""
 
 
-def compile_(as_json: AsJson = False) -> None:
+def compile_() -> None:
     """Compile beforehand what other commands would compile at their first run.
 
     Takes about three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
@@ -64,13 +57,11 @@ def compile_(as_json: AsJson = False) -> None:
 
     Example: helios compile
     """
+    from helios.jit import KEPT, cache_folder  # noqa: PLC0415 - numba; no help needs it
+
     with progress_bars(shows_compiling=False) as progress:
         compile_all(progress)
-    found = {"functions": len(KEPT), "folder": str(cache_folder())}
-    if as_json:
-        show_json(found)
-    else:
-        print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+    print_message(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
 
 
 def compile_all(progress: Progress) -> None:
@@ -113,6 +104,10 @@ def _write_inputs() -> str:
 
     Returns the id of a job in them.
     """
+    import numpy as np  # noqa: PLC0415 - as above
+
+    from helios.ingest import synthetic_trace, write_helios_csv  # noqa: PLC0415 - as above
+
     jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
     few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=FEW_DAYS)]
     write_helios_csv(few, Path("few.csv.gz"))
@@ -128,6 +123,12 @@ def _write_inputs() -> str:
 
 def _predict_live() -> None:
     """Predict run times and a start time."""
+    from helios.app.start_forecast import QueueForecast  # noqa: PLC0415 - as above
+    from helios.ingest import synthetic_trace  # noqa: PLC0415 - as above
+    from helios.model import NODE_STATES, QUEUE, Snapshot  # noqa: PLC0415 - as above
+    from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite  # noqa: PLC0415 - as above
+    from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - as above
+
     jobs = synthetic_trace(start=FIRST_DAY, days=1)
     asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
     running = QUEUE.conform(asked.tail(10))
@@ -147,6 +148,10 @@ def _predict_live() -> None:
 
 def _try_spare_nodes() -> None:
     """Try rules for nodes awake, which commands do on weeks of history."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    from helios.metrics.spare_nodes import try_rules, use_by_minute  # noqa: PLC0415 - as above
+
     use = use_by_minute(
         np.array([0, 300]), np.array([1, 2]), nodes=4, begin_s=0, end_s=600, submitted_s=np.array([0, 300])
     )

@@ -8,37 +8,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from helios.app.controllers import JOBS_MEMORY
-from helios.app.live_cluster import configured_services, plan_node_weights, refuse_unknown_partitions
-from helios.app.modes import (
-    PAUSE_FILE,
-    current_modes,
-    is_paused_here,
-    pause,
-    pause_here,
-    resume,
-    resume_here,
-    set_mode,
-    still_paused,
+from helios.choices import Domain, Mode
+from helios.cli.options import (
+    DAY,
+    SLURM_CONF,
+    AsJson,
+    Cluster,
+    Partitions,
+    configuration,
+    refuse_misplaced,
+    select_cluster,
+    split_words,
 )
-from helios.app.operations import Operations
-from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, select_cluster
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json
-from helios.control import CycleReport, NodeCycleReport, ServiceMode
+from helios.config import Settings
 from helios.errors import HeliosError, NoSuchCluster, StrangersLeft, UsageError, WarehouseUnavailable
-from helios.model import Mode
-from helios.services.registry import POOL_GROUP, domain_of, installed
 from helios.units import count_in_words
-from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:  # pandas and SQLAlchemy, which no help needs
+    import pandas as pd
+
+    from helios.control import CycleReport, NodeCycleReport, ServiceMode
 
 MOST_LINES = 40
 WEIGHTS_GO_IN = (
@@ -49,6 +46,7 @@ WEIGHTS_BRING = (
     "On a week of Venus' jobs (133 nodes) Slurm's timer of 30 min put 54.6 nodes to sleep with such weights, and 48.9 "
     "without (docs/power.md)."
 )
+ALL_NODES = "all"
 STOP = "Stop the daemon: systemctl stop helios helios-power."
 
 Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
@@ -61,17 +59,38 @@ As = Annotated[
 ]
 
 
-def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
-    """Show or apply what one control cycle on the jobs would change.
+def cycle_(
+    domain: Annotated[Domain, Argument(help="What the cycle is about.")] = Domain.JOBS,
+    cluster: Cluster = None,
+    apply: Apply = False,
+    mode: As = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or apply what one control cycle would change, on jobs or on nodes.
 
-    Helios reads the queue, predicts run times and asks the services for changes. Without --apply nothing is written.
-    With --apply it makes the changes that the services' modes allow (helios mode).
+    On jobs, Helios reads the queue, predicts run times and asks the services for changes. On nodes, it reads the nodes
+    and forecasts how many will be needed. Without --apply nothing is written. With --apply it makes the changes that
+    the services' modes allow (helios mode).
 
-    Example: helios cycle --as active
+    Example: helios cycle nodes --as active
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy; no help needs them
+
     if apply and mode is not None:
-        raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
-    report, modes = _run_cycle(Operations(configuration().settings, cluster=cluster).cycles, apply=apply, mode=mode)
+        raise UsageError(
+            "--as only plans.", hint=f"Set the mode: helios mode SERVICE active; then helios cycle {domain} --apply"
+        )
+    operations = Operations(configuration().settings, cluster=cluster)
+    if domain is Domain.NODES:
+        _cycle_nodes(operations.node_cycles, apply=apply, mode=mode, as_json=as_json)
+    else:
+        _cycle_jobs(operations.cycles, apply=apply, mode=mode, as_json=as_json)
+    if not apply and not as_json:
+        print_message(f"Nothing was written. To act as far as the modes allow: helios cycle {domain} --apply")
+
+
+def _cycle_jobs(cycles: Any, *, apply: bool, mode: Mode | None, as_json: bool) -> None:
+    report, modes = _run_cycle(cycles, apply=apply, mode=mode)
     if as_json:
         pending, running = (report.pending, report.running) if report.seen and report.leads else (None, None)
         counts = {"pending": pending, "running": running, "acted": report.acted}
@@ -89,19 +108,49 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
     rows = _decisions(report)[columns].astype("object").fillna("").itertuples(index=False)
     headers = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
     _show_cycle(report, headers, list(rows), {name: service_mode.mode.value for name, service_mode in modes.items()})
-    if not apply:
-        print_message("Nothing was written. To act as far as the modes allow: helios cycle --apply")
+
+
+def _cycle_nodes(cycles: Any, *, apply: bool, mode: Mode | None, as_json: bool) -> None:
+    if not cycles.services:
+        raise UsageError(
+            "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
+        )
+    report, modes = _run_cycle(cycles, apply=apply, mode=mode)
+    from helios.app.controllers import count_states  # noqa: PLC0415 - only where it is shown
+    from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
+
+    if as_json:
+        changes = {
+            "nodes": count_states(report),
+            "slept": list(report.slept),
+            "woken": list(report.woken),
+            "weighed": list(report.weighed),
+            "protected": report.protected,
+            "quarantined": sorted(report.memory.quarantined),
+            "modes": {service: mode.mode.value for service, mode in modes.items()},
+        }
+        show_json(_cycle_answer(report) | changes)
+        return
+    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
+    rows = group_decisions(_decisions(report))
+    in_words = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
+    if not rows and not report.suspended and not any(report.counts.values()):
+        why = (
+            "each service is asked again only after its own every_s"
+            if apply
+            else "helios power says whether nodes can sleep here at all"
+        )
+        show(f"No service requests a change; {why}.")
+    _show_cycle(report, ("Nodes", "Service", "Action", "Outcome", "Why"), rows, in_words)
 
 
 def mode_(
     service: Annotated[
         str | None,
-        Argument(help="Name of a service. Without one, the modes in force are shown."),
+        Argument(help="Name of a service. Without one, all are listed."),
     ] = None,
     mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
-    partition: Annotated[
-        list[str] | None, Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
-    ] = None,
+    partition: Partitions = None,
     percent: Annotated[
         int | None, Option(min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes.")
     ] = None,
@@ -109,15 +158,24 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show or set the mode, which limits what a service may change.
+    """Show the services and their modes, or set a mode.
 
-    off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would have
-    done. canary: it acts on some jobs or nodes. active: it acts on all. A new mode holds from the service's next cycle
-    on.
+    A mode limits what a service may change. Without a service it lists all that are installed, with their options; for
+    a broken one it says why it cannot be used. off: the service is not asked. shadow: it is asked, nothing is written,
+    and the audit log says what it would have done. canary: it acts on some jobs or nodes. active: it acts on all. A new
+    mode holds from the service's next cycle on.
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
-    settings = configuration().settings
+    from helios.app.live_cluster import refuse_unknown_partitions  # noqa: PLC0415 - as above
+    from helios.app.modes import current_modes, set_mode  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
+    from helios.services.registry import domain_of  # noqa: PLC0415 - as above
+
+    settings, partitions = configuration().settings, split_words(partition)
+    if service is None and mode is None and not partitions and percent is None:
+        _list_services(settings, cluster, as_json=as_json)
+        return
     services = configured_services(settings)
     name = _cluster_name(settings.database.url, cluster)
     if service is not None and mode is not None:
@@ -127,7 +185,7 @@ def mode_(
                 hint=f"Configured are: {', '.join(services)}. Add it to helios.toml: [services.{service}]",
             )
         if mode is Mode.CANARY:
-            print_notes(refuse_unknown_partitions(settings.slurm, name, partition or ()))
+            print_notes(refuse_unknown_partitions(settings.slurm, name, partitions))
         if mode in {Mode.CANARY, Mode.ACTIVE}:
             from helios.app.gain_check import refuse_without_gain  # noqa: PLC0415 - replays the history, which takes numba
 
@@ -138,7 +196,7 @@ def mode_(
             name,
             service,
             mode,
-            partitions=tuple(partition or ()),
+            partitions=tuple(partitions),
             percent=percent,
             by=getpass.getuser(),
             reason=reason,
@@ -149,7 +207,7 @@ def mode_(
 
             for finding in hook_not_installed(settings, name):
                 print_message(f"warning: {finding.message}. {finding.hint}")
-    elif service is not None or partition or percent is not None:
+    else:
         raise UsageError(
             "Both the service and its mode are needed.",
             hint=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
@@ -159,6 +217,47 @@ def mode_(
     for row_name, service_mode in modes.items():
         table.add_row(row_name, service_mode.mode.value, scope(service_mode, of=domain_of(services[row_name])))
     print_result({name: _mode_answer(service_mode) for name, service_mode in modes.items()}, table, as_json=as_json)
+
+
+def _list_services(settings: Settings, cluster: str | None, *, as_json: bool) -> None:
+    """List every installed service with its mode and options.
+
+    Without a history there are no modes; a broken service leaves the others unharmed.
+    """
+    from helios.app.modes import current_modes  # noqa: PLC0415 - as above
+    from helios.services.registry import POOL_GROUP, InstalledService, installed  # noqa: PLC0415 - as above
+
+    try:
+        modes = current_modes(settings.database.url, _cluster_name(settings.database.url, cluster), settings.services)
+    except NoSuchCluster as reason:
+        if cluster is not None:
+            raise
+        modes = {}
+        print_notes([f"No mode is in force. {reason.message}"])
+    table = Table("Service", "Mode", "Acts on", "What it does", "Options", "From", box=None, pad_edge=False)
+    rows = {}
+    found = installed()
+    gone = [
+        InstalledService(name=name, target="", package="", broken="it is not installed")
+        for name in settings.services
+        if name not in found
+    ]
+    for service in (*found.values(), *gone, *installed(POOL_GROUP).values()):
+        mode = modes.get(service.name) if service.domain else None
+        shown = ("-", "trials of pools")
+        if mode is not None and service.domain:
+            shown = (mode.mode.value, scope(mode, of=service.domain))
+        elif service.domain:
+            why = "no cluster is known" if service.name in settings.services else "it is not configured"
+            shown = ("-", f"nothing, as {why}")
+        summary = f"broken: {service.broken}" if service.broken else service.summary
+        table.add_row(service.name, *shown, summary, "\n".join(map(str, service.options)), service.package)
+        rows[service.name] = (
+            (_mode_answer(mode) if mode else {"mode": None, "partitions": [], "percent": None})
+            | asdict(service)
+            | {"configured": service.name in settings.services, "domain": service.domain or "pools"}
+        )
+    print_result(rows, table, as_json=as_json)
 
 
 def pause_(
@@ -184,6 +283,9 @@ def pause_(
 
     Example: helios pause --reason 'maintenance'
     """
+    from helios.app.modes import PAUSE_FILE, is_paused_here, pause, pause_here  # noqa: PLC0415 - as above
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     settings = configuration().settings
     operations, by, now = Operations(settings, cluster=cluster), getpass.getuser(), datetime.now(UTC)
     folder, url = Path(settings.control.state_folder), settings.database.url
@@ -245,6 +347,11 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     Example: helios resume
     """
+    from helios.app.controllers import JOBS_MEMORY, delete_damaged_state  # noqa: PLC0415 - as above
+    from helios.app.modes import PAUSE_FILE, current_modes, resume, resume_here, still_paused  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     settings = configuration().settings
     folder = Path(settings.control.state_folder)
     try:
@@ -260,8 +367,6 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
             {"cluster": None, "modes": {}}, f"{folder / PAUSE_FILE} was removed. {error.message}", as_json=as_json
         )
         return
-    from helios.app.controllers import delete_damaged_state  # noqa: PLC0415 - no pause waits for what it imports
-
     now = datetime.now(UTC)
     resume(settings.database.url, name, folder, now=now)
     with Warehouse.open(settings.database.url) as warehouse:
@@ -274,14 +379,29 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     print_result(answer, f"Helios goes on with its next cycle: {in_words}.", as_json=as_json)
 
 
-def nightly_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Run the nightly analysis once, for example from cron.
+def nightly_(
+    cluster: Cluster = None,
+    show_it: Annotated[bool, Option("--show", help="Run nothing: print the report of an earlier night.")] = False,
+    day: Annotated[str | None, Option("--day", metavar="DATE", help=DAY)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the nightly analysis once, for example from cron, or show what it found.
 
     It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
-    nightly report. It changes no job.
+    nightly report as a page and a mail. It changes no job. With --show, the newest report is printed, or that of --day.
 
     Example crontab line: 30 2 * * * helios nightly
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
+    if show_it:
+        from helios.app.nightly import stored_report  # noqa: PLC0415 - it draws, and no pause waits for that
+
+        found = stored_report(configuration().settings, select_cluster(cluster), day, now=datetime.now(UTC))
+        print_result(found.to_json(), escape(found.text), f"Page: {found.page}", f"Mail: {found.mail}", as_json=as_json)
+        return
+    if day is not None:
+        raise UsageError("--day chooses a report that is shown.", hint=f"helios nightly --show --day {day}")
     with progress_bars() as progress:
         result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
     problems = [{"message": problem.message, "hint": problem.hint} for problem in result.problems]
@@ -302,6 +422,8 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
 
 def _has_run_cycles(url: str, cluster: str) -> bool:
     """Return whether a control cycle ever ran with these settings."""
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     try:
         with Warehouse.open(url) as warehouse:
             return any(warehouse.lease(cluster, domain=domain) is not None for domain in Domain)
@@ -310,6 +432,8 @@ def _has_run_cycles(url: str, cluster: str) -> bool:
 
 
 def _has_clusters(url: str) -> bool:
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
+
     with Warehouse.open(url) as warehouse:
         return not warehouse.clusters().empty
 
@@ -329,6 +453,8 @@ def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) ->
 
     Without the file, the daemon would learn of the pause only from the database.
     """
+    from helios.app.modes import is_paused_here, pause_here  # noqa: PLC0415 - as above
+
     nodes_folder = _nodes_folder(folder)
     if os.path.lexists(nodes_folder) and not is_paused_here(nodes_folder):
         pause_here(nodes_folder, by=by, reason=reason, now=now)
@@ -341,6 +467,8 @@ def _resume_nodes_daemon(folder: Path) -> None:
 
     ``helios-release.sh`` may have left one. Where it cannot be removed, a warning says so.
     """
+    from helios.app.modes import PAUSE_FILE  # noqa: PLC0415 - as above
+
     file = _nodes_folder(folder) / PAUSE_FILE
     try:
         file.unlink(missing_ok=True)
@@ -350,6 +478,8 @@ def _resume_nodes_daemon(folder: Path) -> None:
 
 def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dict[str, ServiceMode]]:
     """Return the report and modes of a cycle on jobs or nodes."""
+    from helios.control import ServiceMode  # noqa: PLC0415 - as above
+
     modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
     report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
     print_notes(report.notes)
@@ -407,7 +537,8 @@ def _find_name(look_up: Callable[[], str], *, problems: list[str]) -> str | None
 
 def _cluster_name(url: str, cluster: str | None) -> str:
     """Return the given, default or only cluster."""
-    from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
+    from helios.app.clusters import choose_cluster  # noqa: PLC0415 - only where it must be looked up
+    from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
 
     if cluster is not None:
         return cluster
@@ -415,110 +546,76 @@ def _cluster_name(url: str, cluster: str | None) -> str:
         return str(choose_cluster(warehouse, select_cluster(None))["name"])
 
 
-power_commands = typer.Typer(no_args_is_help=True, help="Show which nodes sleep, and put nodes to sleep or wake them.")
+power_commands = typer.Typer()
 
 
-@power_commands.command("status", epilog="Example: helios power status --json")
-def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Show how many nodes are busy, idle and asleep.
-
-    Also what Helios did to them, and which need an administrator.
-    """
-    from helios.app.explain import node_status  # noqa: PLC0415 - only where it is looked up
-
-    status_report = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
-    print_result(status_report.to_json(), *status_report.parts(), as_json=as_json)
-
-
-@power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
-def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
-    """Show or apply what one control cycle on the nodes would change.
-
-    Helios reads the nodes, forecasts how many will be needed and asks the services for changes. Without --apply nothing
-    is written. With --apply it makes the changes that the services' modes allow (helios mode).
-    """
-    if apply and mode is not None:
-        raise UsageError(
-            "--as only plans.", hint="Set the mode: helios mode ces active; then helios power run-cycle --apply"
-        )
-    cycles = Operations(configuration().settings, cluster=cluster).node_cycles
-    if not cycles.services:
-        raise UsageError(
-            "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
-        )
-    report, modes = _run_cycle(cycles, apply=apply, mode=mode)
-    from helios.app.controllers import count_states  # noqa: PLC0415 - only where it is shown
-    from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
-
-    if as_json:
-        changes = {
-            "nodes": count_states(report),
-            "slept": list(report.slept),
-            "woken": list(report.woken),
-            "weighed": list(report.weighed),
-            "protected": report.protected,
-            "quarantined": sorted(report.memory.quarantined),
-            "modes": {service: mode.mode.value for service, mode in modes.items()},
-        }
-        show_json(_cycle_answer(report) | changes)
-        return
-    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
-    rows = group_decisions(_decisions(report))
-    in_words = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
-    if not rows and not report.suspended and not any(report.counts.values()):
-        why = (
-            "each service is asked again only after its own every_s"
-            if apply
-            else "helios power status says whether nodes can sleep here at all"
-        )
-        show(f"No service requests a change; {why}.")
-    _show_cycle(report, ("Nodes", "Service", "Action", "Outcome", "Why"), rows, in_words)
-    if not apply:
-        print_message("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
-
-
-@power_commands.command("clear", epilog="Example: helios power clear gpu17")
-def clear(
-    node: Annotated[
-        str | None, Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode.")
+@power_commands.callback(invoke_without_command=True)
+def power_(
+    context: typer.Context,
+    clear: Annotated[
+        str | None,
+        Option(
+            "--clear",
+            metavar="NODE",
+            help="Let this repaired node sleep again after a failed wake; all: every node, which ends protected mode.",
+        ),
     ] = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Allow a node to sleep again after it failed to wake.
+    """Show how many nodes are busy, idle and asleep, or clear a failed wake.
 
-    Use it once the node is repaired. Without a node it holds for all of them and ends protected mode, in which no node
-    is put to sleep because too many did not wake.
+    Also what Helios did to them, and which need an administrator. In protected mode no node is put to sleep, because
+    too many did not wake. What one control cycle would do now, says helios cycle nodes.
+
+    Example: helios power --clear gpu17
     """
+    if context.invoked_subcommand is not None:
+        return
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     cycles = Operations(configuration().settings, cluster=cluster).node_cycles
+    if clear is not None:
+        _clear(cycles, clear, as_json=as_json)
+        return
+    from helios.app.explain import node_status  # noqa: PLC0415 - only where it is looked up
+
+    status_report = node_status(cycles)
+    print_result(status_report.to_json(), *status_report.parts(), as_json=as_json)
+
+
+def _clear(cycles: Any, node: str, *, as_json: bool) -> None:
     before = cycles.remembered()
-    if node is not None and node not in {*before.quarantined, *before.keep_off}:
+    if node != ALL_NODES and node not in {*before.quarantined, *before.keep_off}:
         known = ", ".join({*before.quarantined, *before.keep_off}) or "none"
-        raise UsageError(
-            f"Node {node} has no failed wake to clear.", hint=f"These have: {known}. See helios power status"
-        )
-    memory = cycles.clear(node)
+        raise UsageError(f"Node {node} has no failed wake to clear.", hint=f"These have: {known}. See helios power")
+    memory = cycles.clear(None if node == ALL_NODES else node)
     allowed = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
     remaining = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
-    lines = [*([allowed] if node else []), remaining + (f" {memory.protected}." if memory.protected else "")]
+    lines = [
+        *([] if node == ALL_NODES else [allowed]),
+        remaining + (f" {memory.protected}." if memory.protected else ""),
+    ]
     answer = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
     print_result(answer, *lines, as_json=as_json)
 
 
-@power_commands.command("weights", epilog="Example: helios power weights --conf /etc/slurm/slurm.conf")
+@power_commands.command("weights", epilog="Example: helios power weights --slurm-conf /etc/slurm/slurm.conf")
 def weights(
-    conf: Annotated[
-        Path | None, Option(help="File with slurm.conf. Default: that of the running cluster, as scontrol names it.")
-    ] = None,
+    context: typer.Context,
+    slurm_conf: Annotated[Path | None, Option(help=SLURM_CONF)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print node weights for slurm.conf that fill nodes in blocks of eight.
 
     Slurm fills the lowest weight first, so that the other nodes become empty and can sleep. Nodes of one kind get a
     series of weights, in which those of one partition and rack follow each other. Weights that you have set keep
-    their order. Nothing is written.
+    their order. Without --slurm-conf it reads the file that scontrol names. Nothing is written.
     """
-    plan = plan_node_weights(configuration().settings, conf)
+    from helios.app.live_cluster import plan_node_weights  # noqa: PLC0415 - as above
+
+    refuse_misplaced(context, write="helios power weights --slurm-conf FILE")
+    plan = plan_node_weights(configuration().settings, slurm_conf)
     if as_json:
         show_json(plan.to_json())
         return
@@ -530,26 +627,3 @@ def weights(
         f"{n_nodes:,} nodes in blocks of {plan.block_nodes}, {count_in_words(n_weights, 'weight')}. {WEIGHTS_BRING}",
         WEIGHTS_GO_IN if plan.lines else "slurm.conf has these weights: no line needs a change.",
     )
-
-
-service_commands = typer.Typer(no_args_is_help=True, help="List the installed services and their options.")
-
-
-@service_commands.command("list", epilog="Example: helios service list")
-def list_(as_json: AsJson = False) -> None:
-    """List every installed service with its options.
-
-    For a broken one it says why it cannot be used.
-    """
-    configured = configuration().settings.services
-    services = [*installed().values(), *installed(POOL_GROUP).values()]
-    table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
-    for service in services:
-        summary = f"broken: {service.broken}" if service.broken else service.summary
-        options = "\n".join(map(str, service.options))
-        table.add_row(service.name, "yes" if service.name in configured else "", summary, options, service.package)
-    rows = [
-        asdict(service) | {"configured": service.name in configured, "domain": service.domain or "pools"}
-        for service in services
-    ]
-    print_result(rows, table, as_json=as_json)

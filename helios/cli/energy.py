@@ -1,4 +1,4 @@
-"""Commands ``helios energy``, about putting idle nodes to sleep."""
+"""Command ``helios whatif energy``, about putting idle nodes to sleep."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from helios.cli.options import (
     HistoryOptions,
     Machine,
     Report,
+    Since,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
-    moment,
-    named_timezone,
+    refuse_misplaced,
 )
 from helios.cli.output import print_result, progress_bars, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
-
-commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle nodes to sleep would save.")
-
 
 MoreFiles = Annotated[
     list[Path] | None, Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
@@ -38,17 +36,10 @@ Series = Annotated[
 Total = Annotated[float | None, Option("--total", min=0, help="Nodes in service, if the series does not say.")]
 
 
-@commands.callback()
-def _energy_group() -> None:
-    pass  # so that whatif stays a verb behind the noun while it is the only one
-
-
-@commands.command(
-    "whatif", epilog="Example: helios energy whatif --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
-)
 @expand
-def whatif(
+def energy(
     *,
+    context: typer.Context,
     more: MoreFiles = None,
     series: Series = None,
     total: Total = None,
@@ -58,40 +49,22 @@ def whatif(
         Literal["random", "spread", "packed"],
         Option(help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."),
     ] = "random",
-    since: Annotated[
-        str | None,
-        Option("--from", help="Begin of the window. On earlier data the rule is chosen. Default: the last quarter."),
-    ] = None,
-    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
-    price: Annotated[
-        float | None,
-        Option(
-            min=0,
-            help="Price of a kWh, in energy.currency. Default: setting energy.price_per_kwh where it is set, else "
-            "no money is shown.",
-        ),
-    ] = None,
-    co2: Annotated[
-        float | None,
-        Option(
-            "--co2",
-            min=0,
-            help="Carbon dioxide of a kWh, g. Default: setting energy.co2_g_per_kwh where it is set, else "
-            "none is shown.",
-        ),
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what the service ces would save, beside other policies.
 
-    The jobs of a cluster are replayed on nodes that sleep and wake, or a series of busy nodes is. The number of spare
-    nodes of ces is chosen on the weeks before the window. The other policies are: nodes always on; Slurm's idle timer
-    of 30 minutes, alone and with as many nodes left awake; the maximum of the last 3 h plus 5 nodes; the rule of the
-    paper; on jobs ces with nodes filled in the order of helios power weights; and an oracle that knows the future. On
-    jobs a second table shows what each number of spare nodes would save and delay.
+    The jobs of a cluster are replayed on nodes that sleep and wake, or a series of busy nodes is. The window is the
+    last quarter where no option says it. The number of spare nodes of ces is chosen on the weeks before it. The other
+    policies are: nodes always on; Slurm's idle timer of 30 minutes, alone and with as many nodes left awake; the
+    maximum of the last 3 h plus 5 nodes; the rule of the paper; on jobs ces with nodes filled in the order of helios
+    power weights; and an oracle that knows the future. On jobs a second table shows what each number of spare nodes
+    would save and delay.
     Watts and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
+    refuse_misplaced(context, write="helios whatif energy --cluster NAME")
     files, size = [*(series or []), *(more or [])], None
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
@@ -100,11 +73,7 @@ def whatif(
         )
     configured = configuration()
     settings = configured.settings
-    given = {name: value for name, value in (("price_per_kwh", price), ("co2_g_per_kwh", co2)) if value is not None}
-    known = {
-        name: name in given or f"energy.{name}" in configured.origins for name in ("price_per_kwh", "co2_g_per_kwh")
-    }
-    settings = settings.model_copy(update={"energy": settings.energy.model_copy(update=given)})
+    known = {name: f"energy.{name}" in configured.origins for name in ("price_per_kwh", "co2_g_per_kwh")}
     from helios.app.demand_history import read_files  # noqa: PLC0415 - they take LightGBM and numba
     from helios.app.energy.whatif import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - as above
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - as above
@@ -115,7 +84,7 @@ def whatif(
     accepted = _accepted(settings)
     with progress_bars() as progress:
         if files:
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             per_node = machine.gpus_per_node or settings.whatif.gpus_per_node
             busy = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
             on_series = EnergySeriesRequest(
@@ -183,7 +152,7 @@ def _window(from_: str | None, to: str | None, zone_name: str, first_s: int, aft
     Default: the last quarter of the data.
     """
     first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
-    since, until = moment(from_, timezone=zone_name), moment(to, timezone=zone_name)
+    since, until = WindowOptions(since=from_, until=to).bounds(zone_name, after)
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from typer import Option
+from datetime import UTC, datetime
 
 from helios.cli.energy import MoreFiles, Series, Total
 from helios.cli.options import (
@@ -12,12 +10,15 @@ from helios.cli.options import (
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Nodes,
+    Partitions,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
     moment,
-    named_timezone,
+    split_words,
 )
 from helios.cli.output import print_notes, print_result, progress_bars
 from helios.config import zone
@@ -30,25 +31,18 @@ def forecast_(
     more: MoreFiles = None,
     series: Series = None,
     source: HistoryOptions,
-    partition: Annotated[
-        str | None, Option(help="Only jobs of this partition. Default: of all partitions together.")
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: as helios whatif takes them."),
-    ] = None,
+    partition: Partitions = None,
+    nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     total: Total = None,
-    until: Annotated[
-        str | None, Option("--to", help="Forecast from this time on, by what was before. Default: the end of the data.")
-    ] = None,
+    until: Until = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast how many nodes will be needed tomorrow, hour by hour.
 
     For planning maintenance: the most nodes at once in each hour, with a range that nine of ten hours keep to, and how
     far off such forecasts were in the last weeks, beside as now and the same hour a week ago. Nodes are counted from
-    the jobs of a cluster, or read from a series.
+    the jobs of a cluster, or read from a series. With --to, as it would have been forecast then.
 
     Example: helios forecast --cluster venus
     """
@@ -58,12 +52,12 @@ def forecast_(
     from helios.app.demand_history import RequestedClusterShape, count_nodes, forecast_tomorrow, read_files  # noqa: PLC0415 - it takes LightGBM
     from helios.report.forecast import forecast_table  # noqa: PLC0415 - as above
 
-    settings = configuration().settings
+    settings, partitions = configuration().settings, split_words(partition)
     size = None
     with progress_bars() as progress:
         if files:
             per_node = gpus_per_node or settings.whatif.gpus_per_node
-            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
+            zone_name = settings.ingest.timezone
             counted = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node, in_steps=True)
         else:
             pooled = None if total is None else str(max(int(total), 1))
@@ -73,16 +67,18 @@ def forecast_(
                 settings=settings,
                 window=WindowOptions(until=until),
                 machine=machine,
-                partitions=[partition] if partition else (),
+                partitions=partitions,
             )
             zone_name, size = history.timezone, history.capacity and history.capacity.to_json()
-            shape = RequestedClusterShape(**machine.request_fields(settings, history.capacity), partition=partition)
+            shape = RequestedClusterShape(
+                **machine.request_fields(settings, history.capacity), partitions=tuple(partitions)
+            )
             counted = count_nodes(history, shape)
         found = forecast_tomorrow(
             counted,
             kind="series" if files else "cluster",
             zone=zone(zone_name),
-            until=moment(until, timezone=zone_name),
+            until=moment(until, timezone=zone_name, is_end=True, now=datetime.fromtimestamp(counted.end_s, UTC)),
             progress=progress,
         )
     print_notes(found.notes)

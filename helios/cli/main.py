@@ -6,6 +6,7 @@ is imported. ``helios pause`` does not wait for the training code, and ``helios 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
@@ -24,41 +25,81 @@ from helios.cli.output import print_error
 from helios.errors import HeliosError
 
 # Where each command is in the package, and its line in the help; a test compares these lines with the commands' help.
+# The help shows them in this order, grouped by what a reader comes for.
 # Modules of the wings, training and study, are named here and in app/nightly.py, and imported when they are used.
-COMMANDS = {
-    "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
-    "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
-    "whatif": ("cli.whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
-    "study": ("study.commands:commands", "Say what a history shows of its cluster, and what follows from it."),
-    "simulate": ("cli.replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
-    "setup": ("cli.system:setup_", "Lay down the units, programs and settings that the services need on this machine."),
-    "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
-    "status": ("cli.system:status_", "Show in five lines what Helios does."),
-    "why": ("cli.system:why_", "Say why a job waits, and what Helios did to it."),
-    "advise": ("cli.report:advise_", "Say which requests of your jobs do not fit what they need."),
-    "cycle": ("cli.control:cycle_", "Show or apply what one control cycle on the jobs would change."),
-    "mode": ("cli.control:mode_", "Show or set the mode, which limits what a service may change."),
-    "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
-    "resume": ("cli.control:resume_", "Let Helios act again after a pause."),
-    "nightly": ("cli.control:nightly_", "Run the nightly analysis once, for example from cron."),
-    "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
-    "trace": ("cli.trace:commands", "Load, describe and export job history."),
-    "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
-    "forecast": ("cli.forecast:forecast_", "Forecast how many nodes will be needed tomorrow, hour by hour."),
-    "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
-    "config": ("cli.config:config_commands", "Show, check and write settings."),
-    "report": (
-        "cli.report:commands",
-        "Report waits, usage, prediction errors and decisions, with options as in sacct.",
-    ),
-    "service": ("cli.control:service_commands", "List the installed services and their options."),
-    "energy": ("cli.energy:commands", "Estimate what putting idle nodes to sleep would save."),
-    "power": ("cli.control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
-    "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
-    "notify": ("cli.system:notify_commands", "Show what people were told by mail and webhook, and send a test."),
-    "pool": ("training.commands:commands", "Run many training trials in one allocation."),
-    "hook": ("cli.hook:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
+GROUPS = {
+    "Start": {
+        "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
+        "setup": (
+            "cli.system:setup_",
+            "Lay down the units, programs and settings that the services need on this machine.",
+        ),
+        "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
+        "config": ("cli.config:config_", "Show every setting with its origin, and check what the settings name."),
+        "compile": ("cli.compile:compile_", "Compile beforehand what other commands would compile at their first run."),
+    },
+    "History": {
+        "trace": ("cli.trace:commands", "Load, describe and export job history."),
+        "db": ("cli.trace:db_commands", "Upgrade the database and grant access to it."),
+    },
+    "Questions about your cluster": {
+        "status": ("cli.system:status_", "Show in five lines what Helios does."),
+        "why": ("cli.system:why_", "Say why a job waits or waited, and what Helios did to it."),
+        "advise": ("cli.report:advise_", "Say which requests of your jobs do not fit what they need."),
+        "report": (
+            "cli.report:commands",
+            "Report waits, usage, prediction errors and decisions, with options as in sacct.",
+        ),
+        "study": (
+            "study.commands:commands",
+            "Say what a history shows of its cluster, and what follows from it.",
+        ),
+        "forecast": (
+            "cli.forecast:forecast_",
+            "Forecast how many nodes will be needed tomorrow, hour by hour.",
+        ),
+    },
+    "What if": {
+        "whatif": (
+            "cli.whatif:commands",
+            "Replay a cluster's jobs under other queue policies, and compare the waits.",
+        ),
+    },
+    "Models of run times": {
+        "model": ("cli.model:commands", "Predict run times from history, and evaluate the predictions."),
+    },
+    "Acting on the cluster": {
+        "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
+        "cycle": (
+            "cli.control:cycle_",
+            "Show or apply what one control cycle would change, on jobs or on nodes.",
+        ),
+        "nightly": (
+            "cli.control:nightly_",
+            "Run the nightly analysis once, for example from cron, or show what it found.",
+        ),
+        "mode": (
+            "cli.control:mode_",
+            "Show the services and their modes, or set a mode.",
+        ),
+        "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
+        "resume": ("cli.control:resume_", "Let Helios act again after a pause."),
+        "power": (
+            "cli.control:power_commands",
+            "Show how many nodes are busy, idle and asleep, or clear a failed wake.",
+        ),
+        "hook": (
+            "cli.hook:hook_",
+            "Show, publish or remove the table that the priority hook, job_submit.lua, looks jobs up in.",
+        ),
+        "notify": ("cli.system:notify_", "Show what people were told by mail and webhook, or send a test."),
+        "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),
+    },
+    "Training": {
+        "pool": ("training.commands:commands", "Run many training trials in one allocation."),
+    },
 }
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 WING_COMMANDS = {
     "report": ("training.repeated.commands:commands",),
@@ -75,7 +116,11 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name=name, help=line) for name, (_, line) in COMMANDS.items()}
+        self.commands = {
+            name: TyperCommand(name=name, help=line, rich_help_panel=group)
+            for group, members in GROUPS.items()
+            for name, (_, line) in members.items()
+        }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
@@ -155,7 +200,7 @@ def _global_options(
         Option(
             "--config",
             callback=_set_configuration_file,
-            help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those of helios config show.",
+            help="Read settings from this file alone, as with HELIOS_CONFIG. Default: those that helios config names.",
         ),
     ] = None,
     version: Annotated[
@@ -172,6 +217,8 @@ def main() -> None:
     """
     # Python's own 700 has it look for garbage hundreds of times while modules are imported, which leave none.
     gc.set_threshold(10_000)
+    # At its end it would look through all modules once more, a tenth of a second for memory that goes with the process.
+    atexit.register(gc.freeze)
     try:
         application()
     except HeliosError as error:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 from typer import Option
 
-from helios.choices import TraceFormat
+from helios.choices import Policy
 from helios.cli.output import print_message
 from helios.config import LoadedSettings, Settings, load_configuration, zone
+from helios.dates import FORMS, parse_date
 from helios.errors import UsageError
 from helios.units import length
 
@@ -39,33 +40,10 @@ Cluster = Annotated[
     str | None, Option("--cluster", help="Loaded cluster to use. Default: setting database.cluster, else the only one.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
-Format = Annotated[
-    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
-]
-Columns = Annotated[
-    str | None,
-    Option(
-        "--columns",
-        metavar="MAP",
-        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
-        "says, such as slurmdbd; help lists them.",
-    ),
-]
-Timezone = Annotated[
-    str | None,
-    Option(
-        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
-    ),
-]
-GpusFrom = Annotated[
+Trace = Annotated[
     Path | None,
-    Option(
-        "--gpus-from",
-        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
-        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
-    ),
+    Option("--trace", help="Read jobs from this file instead. What is not recognised, load first: helios trace load."),
 ]
-Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
 
 
 def writable(context: typer.Context, option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -98,13 +76,33 @@ Report = Annotated[
     Path | None, Option("--report", callback=writable, help="Also write a self-contained HTML page to this file.")
 ]
 
+OUT = "Folder for what is written; made if missing."
+Out = Annotated[Path, Option("--out", help=OUT)]
+Partitions = Annotated[
+    list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
+]
+Users = Annotated[list[str] | None, Option("-u", "--user", help="Only these users, separated by commas.")]
+MODEL = "Id of a model, as helios model list names it."
+Model = Annotated[str | None, Option("--model", help=MODEL)]
+Gain = Annotated[
+    str | None,
+    Option(
+        "--gain",
+        help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
+        "Default: 1.0,1.87.",
+    ),
+]
+DAY, BY = "Day, such as 2026-09-01, today or yesterday.", "What a row of the report is of."
+POLICY = f"Queue order to replay with EASY backfill: {', '.join(Policy)}."
+SLURM_CONF, ACTING = "File with slurm.conf.", "Also replay with this service acting, as it does live. Repeatable."
+
 # Options of every command that makes a replay.
 Nodes = Annotated[
     str | None,
     Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
-        "Default: as the warehouse, --gpus-from or the header of the file says, else what jobs held.",
+        "Default: as the warehouse, setting ingest.gpus_from or the header of the file says, else what jobs held.",
     ),
 ]
 GpusPerNode = Annotated[
@@ -115,11 +113,9 @@ GpusPerNode = Annotated[
         help="GPUs of a node. Default: as those nodes have, else setting whatif.gpus_per_node.",
     ),
 ]
-Since = Annotated[
-    str | None, Option("--from", help="Replay jobs submitted from this time on. Default: where the record is complete.")
-]
+Since = Annotated[str | None, Option("--from", metavar="DATE", help=f"Begin of the window: {FORMS}.")]
 Until = Annotated[
-    str | None, Option("--to", help="Replay jobs submitted before this time. Default: the end of the record.")
+    str | None, Option("--to", metavar="DATE", help="End of the window, as --from. A day or a month is included.")
 ]
 WarmUp = Annotated[
     str | None,
@@ -145,9 +141,6 @@ Draws = Annotated[
         "0: no verdict.",
     ),
 ]
-PredictAgain = Annotated[
-    str | None, Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never.")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +149,6 @@ class HistoryOptions:
 
     cluster: Cluster = None
     trace: Trace = None
-    trace_format: Format = None
-    columns: Columns = None
-    timezone: Timezone = None
-    gpus_from: GpusFrom = None
 
     def read(self, progress: Progress, *, site: SiteGpus | None = None) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster.
@@ -167,59 +156,23 @@ class HistoryOptions:
         Parameters
         ----------
         site : SiteGpus, optional
-            GPUs of the nodes where no option and no setting names a file of them.
+            GPUs of the nodes where no setting names a file of them.
         """
         from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
 
         settings = configuration()
-        self.refuse_file_options()
         if self.trace is not None:
             return read_file(
                 self.trace,
-                timezone=named_timezone(self.timezone, settings),
-                trace_format=self.trace_format,
-                columns=self.columns,
+                timezone=named_timezone(None, settings),
                 cluster=self.cluster,
-                site=named_site(self.gpus_from, settings) or site,
+                site=named_site(None, settings) or site,
                 progress=progress,
             )
         progress("Reading the warehouse", 0.0)
         history = load_history(url=settings.settings.database.url, cluster=select_cluster(self.cluster))
         progress("Reading the warehouse", 1.0)
         return history
-
-    def as_arguments(self, history: LoadedHistory) -> list[str]:
-        """Return options that select the same history.
-
-        They work in any folder, and whatever other clusters are loaded.
-        """
-        if self.trace is None:
-            return ["--cluster", history.cluster]
-        columns = Path(self.columns).resolve() if self.columns and Path(self.columns).is_file() else self.columns
-        given = [("--trace", self.trace.resolve()), ("--format", self.trace_format), ("--columns", columns)]
-        given += [("--timezone", self.timezone), ("--gpus-from", self.gpus_from and self.gpus_from.resolve())]
-        return _given_options(*given, ("--cluster", self.cluster))
-
-    def refuse_file_options(self) -> None:
-        """Refuse options for files where none is given.
-
-        Raises
-        ------
-        UsageError
-            Such an option was given without ``--trace``.
-        """
-        options = {
-            "--timezone": self.timezone,
-            "--format": self.trace_format,
-            "--columns": self.columns,
-            "--gpus-from": self.gpus_from,
-        }
-        option = next((option for option, value in options.items() if value), None)
-        if self.trace is None and option:
-            raise UsageError(
-                f"{option} {options[option]} is for files, and jobs of a loaded cluster are stored as they were read.",
-                hint=f"Leave {option} out, or read a file: --trace FILE",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +183,10 @@ class WindowOptions:
     until: Until = None
     warm_up: WarmUp = None
 
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        return _given_options(("--from", self.since), ("--to", self.until), ("--warm-up", self.warm_up))
+    def bounds(self, timezone: str, now: datetime | None) -> tuple[datetime | None, datetime | None]:
+        """Return begin and end on a clock, each None where not given."""
+        since = moment(self.since, timezone=timezone, now=now)
+        return since, moment(self.until, timezone=timezone, now=now, is_end=True)
 
     def request_fields(self, history: LoadedHistory) -> dict[str, Any]:
         """Return the window as a what-if request names it."""
@@ -275,26 +229,13 @@ class Machine:
 class ReplayOptions:
     """Options that say how jobs are replayed."""
 
-    predict_again: PredictAgain = None
     resource: OfResource = None
     oversized: IfOversized = Oversized.FAIL
-
-    def as_arguments(self) -> list[str]:
-        """Return the options that were given."""
-        oversized = "skip" if self.oversized is Oversized.SKIP else None
-        given = (("--resource", self.resource), ("--oversized", oversized), ("--predict-again", self.predict_again))
-        return _given_options(*given)
 
     def request_fields(self, settings: Settings) -> dict[str, Any]:
         """Return resource, jobs and seed as a what-if request names them."""
         skip = self.oversized is Oversized.SKIP
         return {"resource": self.resource, "skip_oversized": skip, "seed": settings.model.seed}
-
-    def predict_again_s(self) -> int | None:
-        """Return how often waiting jobs are predicted again, s."""
-        from helios.app.sweep import repredict_interval_s  # noqa: PLC0415 - numba; most commands replay nothing
-
-        return None if self.predict_again is None else repredict_interval_s(self.predict_again) or 0
 
 
 def described(
@@ -310,10 +251,13 @@ def described(
     from helios.app.record import describe_record  # noqa: PLC0415 - pandas; no help needs it
 
     window, machine = window or WindowOptions(), machine or Machine()
+    # Now is the end of a history that is not read from a live cluster.
+    now = None if history.covered or history.jobs.empty else history.jobs["submitted_at"].max().to_pydatetime()
+    since, until = window.bounds(history.timezone, now)
     return describe_record(
         history,
-        since=moment(window.since, timezone=history.timezone),
-        until=moment(window.until, timezone=history.timezone),
+        since=since,
+        until=until,
         resource=resource,
         nodes=machine.parsed_nodes,
         per_node=machine.gpus_per_node,
@@ -385,6 +329,11 @@ def _print_warnings(notes: tuple[str, ...]) -> None:
         print_message(f"warning: {note}")
 
 
+def split_words(texts: list[str] | None) -> list[str]:
+    """Return the words of an option that takes several by commas."""
+    return [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+
+
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:
     """Refuse options before a subcommand, which would have no effect there.
 
@@ -437,26 +386,15 @@ def named_site(option: Path | None, settings: LoadedSettings) -> SiteGpus | None
     return read_site_gpus(Path(file))
 
 
-def moment(text: str | None, *, timezone: str) -> datetime | None:
-    """Parse a date or time.
+def moment(text: str | None, *, timezone: str, is_end: bool = False, now: datetime | None = None) -> datetime | None:
+    """Return the time that an option means.
 
-    One without a zone is in ``timezone``.
-
-    Raises
-    ------
-    UsageError
-        It is not a date or time.
+    None stays None. ``now`` is the clock's time where it is not given.
     """
     if text is None:
         return None
-    import pandas as pd  # noqa: PLC0415 - no help needs it
-
-    read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
-    if pd.isna(read):
-        raise UsageError(f"{text!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
-    zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
-    moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
-    return moment_utc
+    zone(timezone)  # an unknown zone of the settings has an error of its own
+    return parse_date(text, now=now or datetime.now(UTC), timezone=timezone, is_end=is_end)
 
 
 def duration(text: str | None) -> timedelta:

@@ -4,65 +4,64 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
 
-from helios.app import reports
-from helios.app.reports import ReportQuery
 from helios.cli.options import (
+    BY,
+    DAY,
     AsJson,
     Cluster,
     Command,
     GpusPerNode,
     HistoryOptions,
     Machine,
+    Nodes,
+    Partitions,
+    Report,
+    Since,
+    Until,
+    Users,
+    WindowOptions,
     configuration,
     expand,
-    moment,
     select_cluster,
-    writable,
+    split_words,
 )
-from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_file
+from helios.cli.output import print_message, print_notes, progress_bars, show_json, width, write_page
+from helios.dates import FORMS
 from helios.errors import UsageError
-from helios.report.admin import decisions as decisions_report
-from helios.report.admin import predictions as predictions_report
-from helios.report.admin.decisions import moved_table, shadow_table
-from helios.report.admin.sacct_format import (
-    WORDS,
-    Field,
-    ReportTable,
-    as_json,
-    as_lines,
-    as_parsable,
-    chosen_fields,
-    listing,
-)
-from helios.report.admin.usage import NOW, OVER_TIME, fields_by
-from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
-from helios.report.energy import fields_by as fields_of_energy
+
+if TYPE_CHECKING:  # pandas, which no help needs
+    from helios.app.reports import ReportQuery
+    from helios.report.admin.sacct_format import Field, ReportTable
 
 commands = typer.Typer(
-    no_args_is_help=True, help="Report waits, usage, prediction errors and decisions, with options as in sacct."
+    no_args_is_help=True,
+    help="Report waits, usage, prediction errors and decisions, with options as in sacct.\n\n"
+    "By default the window is the last week. Of a history without a live Slurm it is its last four weeks.",
 )
+EVERYBODY = "all"
+"""Name that stands for all users."""
+MOST_ADVICE = 10
+"""Pieces of advice that are printed; --json has all."""
+MOST_MOVED = 10
+"""Jobs that a shadow would have moved that are printed; --json has all."""
 
 
-Start = Annotated[
-    str | None, Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end.")
+Start = Annotated[str | None, Option("-S", "--from", metavar="DATE", help=f"Begin of the window: {FORMS}.")]
+End = Annotated[
+    str | None,
+    Option("-E", "--to", metavar="DATE", help="End of the window, as --from. A day or a month is included."),
 ]
-End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. Default: now.")]
-Services = Annotated[list[str] | None, Option("--service", help="Only these services, separated by commas.")]
-Nodes = Annotated[
-    str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
-]
-Day = Annotated[str, Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +71,20 @@ class Jobs:
     cluster: Cluster = None
     start: Start = None
     end: End = None
-    user: Annotated[
-        list[str] | None, Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
-    ] = None
+    user: Users = None
     account: Annotated[
-        list[str] | None, Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas.")
+        list[str] | None, Option("-A", "--account", help="Only these accounts, separated by commas.")
     ] = None
-    partition: Annotated[
-        list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
-    ] = None
+    partition: Partitions = None
+
+    def chosen(self) -> dict[str, list[str]]:
+        """Return the users, accounts and partitions that were named."""
+        given = {"users": self.user, "accounts": self.account, "partitions": self.partition}
+        return {name: split_words(text) for name, text in given.items()}
 
     def query(self) -> ReportQuery:
         """Return the query of the report."""
-        chosen = {"users": self.user, "accounts": self.account, "partitions": self.partition}
-        return _query(self.cluster, self.start, self.end, **{name: _split(text) for name, text in chosen.items()})
+        return _query(self.cluster, self.start, self.end, **self.chosen())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +93,24 @@ class Form:
 
     fields: Annotated[
         str | None,
-        Option("-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."),
+        Option(
+            "-o",
+            "--format",
+            help="Fields, separated by commas, as Field%width, or Field%-width to align left. A wrong one, such as "
+            "help, lists them.",
+        ),
     ] = None
     noheader: Annotated[bool, Option("-n", "--noheader", help="Print no header.")] = False
-    parsable: Annotated[
-        bool, Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
-    ] = False
     parsable2: Annotated[bool, Option("-P", "--parsable2", help="Print whole fields with | between them.")] = False
-    helpformat: Annotated[bool, Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
     json: AsJson = False
 
-    def check(self, fields: Iterable[Field]) -> None:
-        """List the fields and exit, if asked to.
+    def check(self, fields: Sequence[Field]) -> None:
+        """Refuse contradictions and unknown fields before a database is opened."""
+        from helios.report.admin.sacct_format import named_fields  # noqa: PLC0415 - pandas, which no help needs
 
-        As with sacct, that needs no database.
-        """
-        if self.helpformat:
-            print_lines(listing(fields))
-            raise typer.Exit
-        if self.parsable + self.parsable2 + self.json > 1:
-            raise UsageError("-p, -P and --json are different forms of the answer.", hint="Give one of them.")
+        if self.parsable2 and self.json:
+            raise UsageError("-P and --json are different forms of the answer.", hint="Give one of them.")
+        named_fields(fields, self.fields)
 
 
 def _command(name: str, example: str) -> Callable[[Command], Command]:
@@ -127,42 +124,47 @@ def queue(jobs: Jobs, form: Form) -> None:
 
     Now, or at the time of -E. With -S, it shows the queue over time.
     """
+    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.admin.usage import NOW, OVER_TIME  # noqa: PLC0415 - as above
+
     form.check(NOW if jobs.start is None else OVER_TIME)
     show_table(reports.queue_report(jobs.query()), form)
 
 
-def _add_usage_command(group: str, example: str) -> None:
-    def usage(jobs: Jobs, form: Form) -> None:
-        form.check(fields_by(group))
-        show_table(reports.usage_report(jobs.query(), group=group), form)
+@_command("usage", "usage --by account -S 2026-11-01 -o Account,Jobs,GPUHours,P95Wait -P")
+def usage(
+    *,
+    jobs: Jobs,
+    by: Annotated[Literal["user", "account", "partition"], Option(help=BY)] = "user",
+    form: Form,
+) -> None:
+    """Show hours, jobs, waits and failures of each user, account or partition.
 
-    usage.__doc__ = (
-        f"Show hours, jobs, waits and failures of each {group}.\n\n"
-        "Hours are those held in the window; all else is of the jobs submitted in it."
-    )
-    _command(f"{group}s", f"{group}s {example}")(usage)
+    Hours are those held in the window; all else is of the jobs submitted in it.
+    """
+    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.admin.usage import fields_by  # noqa: PLC0415 - as above
 
-
-_add_usage_command("user", "-S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
-_add_usage_command("account", "-S now-4weeks")
-_add_usage_command("partition", "-S today --json")
+    form.check(fields_by(by))
+    show_table(reports.usage_report(jobs.query(), group=by), form)
 
 
 @_command("predictions", "predictions -S now-4weeks --by user")
 def predictions(
     *,
     jobs: Jobs,
-    by: Annotated[
-        Literal["all", "source", "size", "day", "partition", "user"] | None,
-        Option(help="Group by this only. Default: all, source, size and day."),
-    ] = None,
+    by: Annotated[Literal["all", "source", "size", "day", "partition", "user"] | None, Option(help=BY)] = None,
     form: Form,
 ) -> None:
     """Show how far off predicted run times were.
 
-    They are compared with a rule without a model: the run time of the user's last job that had ended.
+    They are compared with a rule without a model: the run time of the user's last job that had ended. Without --by,
+    there are rows of all, of each source, size and day.
     """
-    form.check(predictions_report.FIELDS)
+    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.admin.predictions import FIELDS  # noqa: PLC0415 - as above
+
+    form.check(FIELDS)
     show_table(reports.prediction_report(jobs.query(), by=by), form)
 
 
@@ -170,44 +172,36 @@ def predictions(
 def decisions(
     *,
     jobs: Jobs,
-    service: Services = None,
+    by: Annotated[Literal["service"] | None, Option(help=BY)] = None,
+    service: Annotated[list[str] | None, Option(help="Only these services, separated by commas.")] = None,
     job_ids: Annotated[list[str] | None, Option("-j", "--jobs", help="Only these jobs, separated by commas.")] = None,
     result: Annotated[
         list[str] | None, Option(help="Only these results: done, would, refused, mismatch, failed, ...")
     ] = None,
-    mode: Annotated[list[str] | None, Option(help="Only these modes: shadow, canary, active.")] = None,
-    action: Annotated[list[str] | None, Option(help="Only these actions: Reorder, SoftLimit, ...")] = None,
     form: Form,
 ) -> None:
     """Show the audit log of decisions.
 
-    Each entry says what was decided, when, for which job or node, why, and with what result.
+    Each entry says what was decided, when, for which job or node, why, and with what result. With --by service they are
+    counted by day and service, with the cycles in which Helios was suspended.
     """
-    form.check(decisions_report.LINES)
-    found = reports.decision_report(
-        jobs.query(),
-        services=_split(service),
-        job_ids=_split(job_ids),
-        results=_split(result),
-        modes=_split(mode),
-        actions=_split(action),
-    )
+    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.admin.decisions import BY_SERVICE, LINES  # noqa: PLC0415 - as above
+
+    form.check(LINES if by is None else BY_SERVICE)
+    query, services = jobs.query(), split_words(service)
+    if by is not None:
+        if job_ids or result or any(jobs.chosen().values()):
+            raise UsageError(
+                "--by service counts the decisions on all jobs.", hint="Leave --user, --account, -r, -j, --result out."
+            )
+        show_table(reports.service_report(query, services=services), form)
+        return
+    found = reports.decision_report(query, services=services, job_ids=split_words(job_ids), results=split_words(result))
     show_table(found, form)
 
 
-@_command("services", "services -S now-2weeks")
-def services(
-    *, cluster: Cluster = None, start: Start = None, end: End = None, service: Services = None, form: Form
-) -> None:
-    """Show what each service asked for, by day, and with what results.
-
-    Also in how many cycles Helios was suspended (it wrote nothing), and why.
-    """
-    form.check(decisions_report.BY_SERVICE)
-    show_table(reports.service_report(_query(cluster, start, end), services=_split(service)), form)
-
-
-@_command("energy", "energy -S now-4weeks --by partition --plot energy.html")
+@_command("energy", "energy -S now-4weeks --by partition --report energy.html")
 def energy(
     *,
     cluster: Cluster = None,
@@ -215,49 +209,48 @@ def energy(
     end: End = None,
     by: Annotated[
         Literal["day", "partition", "node"],
-        Option(
-            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition."
-        ),
+        Option(help=BY),
     ] = "day",
-    plot: Annotated[
-        Path | None,
-        Option(
-            "--plot",
-            callback=writable,
-            help="Also write a plot to this .png file, or the whole report to this .html file.",
-        ),
-    ] = None,
+    report: Report = None,
     form: Form,
 ) -> None:
     """Show the energy use of nodes, and what sleep saved.
 
-    Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost.
+    Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost. Nodes
+    of the same partitions and GPUs count as one partition.
     """
-    form.check(fields_of_energy(by))
-    found = reports.energy_report(_query(cluster, start, end), energy=configuration().settings.energy, by=by)
-    if plot is not None:
-        _draw(found, plot)
+    from helios.app.energy.ledger import energy_report  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.energy import energy_answer, energy_sentences, fields_by  # noqa: PLC0415 - as above
+
+    form.check(fields_by(by))
+    found = energy_report(_query(cluster, start, end), energy=configuration().settings.energy, by=by)
+    if report is not None:
+        from helios.report.html import render_energy  # noqa: PLC0415 - drawing takes a second to import
+
+        write_page(report, render_energy(found))
     if form.json:
         show_json(found.to_json())
         return
     show_table(energy_answer(found), form)
-    if not (form.parsable or form.parsable2):
+    if not form.parsable2:
         print_lines(["", *energy_sentences(found)])
 
 
 @_command("shadow", "shadow --day 2026-11-20")
 def shadow(
     cluster: Cluster = None,
-    day: Day = "yesterday",
+    day: Annotated[str, Option("--day", metavar="DATE", help=DAY)] = "yesterday",
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
-    most: Annotated[int, Option(min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
 ) -> None:
     """Estimate what a day's shadow decisions would have changed.
 
     The day is replayed without and with them.
     """
+    from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
+    from helios.report.admin.decisions import moved_table, shadow_table  # noqa: PLC0415 - as above
+
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).request_fields(configuration().settings)
     name, found = reports.shadow_report(_query(cluster, None, None), day=day, **machine)
     if json:
@@ -265,74 +258,42 @@ def shadow(
         return
     print_lines([*found.sentences, ""])
     show_table(shadow_table(found, title=f"{name}: the shadow's day"), Form())
-    if most and len(found.moved):
+    if len(found.moved):
         print_lines([""])
-        show_table(moved_table(found, most=most), Form())
-
-
-@_command("nightly", "nightly --day yesterday && sendmail -t < FILE.eml")
-def nightly(
-    cluster: Cluster = None,
-    day: Day = "yesterday",
-    folder: Annotated[Path | None, Option(help="Folder to write to. Default: setting report.folder.")] = None,
-    recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
-    json: AsJson = False,
-) -> None:
-    """Write the report of a day as HTML page and mail.
-
-    The mail holds the text, with the page attached, and is ready for sendmail -t.
-    """
-    from helios.app.nightly import nightly_pages  # noqa: PLC0415 - drawing takes a second to import
-
-    settings = configuration().settings
-    report = nightly_pages(
-        settings,
-        select_cluster(cluster),
-        day,
-        folder or Path(settings.report.folder),
-        now=datetime.now(UTC),
-        recipient=recipient,
-    )
-    if json:
-        show_json(asdict(report))
-        return
-    print_lines([report.subject, *(str(path) for path in (report.page, report.mail))])
-
-
-def _draw(found: EnergyLedger, path: Path) -> None:
-    # Drawing takes a second to import, which no table should wait for.
-    if path.suffix == ".png":
-        from helios.report.charts import as_png  # noqa: PLC0415 - as above
-
-        content = as_png(found)
-    elif path.suffix in {".html", ".htm"}:
-        from helios.report.html import render_energy  # noqa: PLC0415 - as above
-
-        content = render_energy(found).encode()
-    else:
-        raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
-    write_file(path, content, what=str(path), option="--plot")
-    print_message(f"Drawn: {path}")
+        show_table(moved_table(found, most=MOST_MOVED), Form())
 
 
 def _query(cluster: str | None, start: str | None, end: str | None, **chosen: Any) -> ReportQuery:
-    url = configuration().settings.database.url
-    return ReportQuery(url=url, cluster=select_cluster(cluster), start=start, end=end, now=datetime.now(UTC), **chosen)
+    from helios.app.reports import ReportQuery  # noqa: PLC0415 - pandas, which no help needs
 
-
-def _split(given: list[str] | None) -> list[str]:
-    return [word.strip() for text in given or [] for word in text.split(",") if word.strip()]
+    settings = configuration().settings
+    return ReportQuery(
+        url=settings.database.url,
+        slurm=settings.slurm,
+        cluster=select_cluster(cluster),
+        start=start,
+        end=end,
+        now=datetime.now(UTC),
+        **chosen,
+    )
 
 
 def show_table(report: ReportTable, form: Form) -> None:
     """Print a report on standard output, and its notes on standard error."""
-    fields = chosen_fields(report, form.fields)
+    from helios.report.admin.sacct_format import (  # noqa: PLC0415 - pandas, which no help needs
+        as_json,
+        as_lines,
+        as_parsable,
+        chosen_fields,
+    )
+
     if form.json:
         show_json(as_json(report))
         return
+    fields = chosen_fields(report, form.fields)
     print_notes(report.notes)
-    if form.parsable or form.parsable2:
-        print_lines(as_parsable(report, fields, header=not form.noheader, trailing=form.parsable))
+    if form.parsable2:
+        print_lines(as_parsable(report, fields, header=not form.noheader))
     else:
         print_message(report.title)
         print_lines([report.empty] if report.rows.empty else as_lines(report, fields, header=not form.noheader))
@@ -348,60 +309,53 @@ def print_lines(lines: Iterable[str]) -> None:
 def advise_(
     *,
     source: HistoryOptions,
-    since: Annotated[
-        str | None, Option("--from", help="Begin of the window. Default: four weeks before its end.")
-    ] = None,
-    until: Annotated[
-        str | None, Option("--to", help="End of the window. Default: now, of a file its last job.")
-    ] = None,
-    user: Annotated[
-        list[str] | None, Option("-u", "--user", help="These users, separated by commas. Default: yourself.")
-    ] = None,
-    allusers: Annotated[bool, Option("-a", "--allusers", help="All users.")] = False,
+    since: Since = None,
+    until: Until = None,
+    user: Users = None,
     usage: Annotated[
         Path | None,
         Option(help="What jobs used, as sacct wrote it (docs/reports.md). Default: asked of this machine's Slurm."),
     ] = None,
-    most: Annotated[int, Option(min=1, help="Most advices to print; --json has all.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Say which requests of your jobs do not fit what they need.
 
     Time limits far too long or too short, memory, CPUs and GPUs that were never used, and repeated small jobs that may
-    share a GPU. Each advice names the jobs, the hours and the interval that it rests on. Of few alike jobs nothing is
-    said.
+    share a GPU. By default they are of the last four weeks and yourself, of a history of everybody; --user all is
+    everybody too. Each advice names the jobs, the hours and the interval that it rests
+    on. Of few alike jobs nothing is said.
 
     Example: helios advise --user alice --from 2026-11-01
     """
-    if user and allusers:
-        raise UsageError("--user and --allusers exclude each other.", hint="Give one of them.")
-    named = [name.strip() for text in user or () for name in text.split(",") if name.strip()]
-    users = () if allusers else tuple(named) or (getpass.getuser(),)
     from helios.app import advise  # noqa: PLC0415 - pandas, which the help needs not
     from helios.app.reports import ReportQuery  # noqa: PLC0415 - as above
 
     settings = configuration().settings
-    of_file = None if usage is None else advise.usage_of_file(usage)
+    named = split_words(user)
+    users = () if named == [EVERYBODY] else tuple(named)
+    used = None if usage is None else advise.usage_of_file(usage)
     with progress_bars() as progress:
         if source.trace is not None:
             loaded = source.read(progress)
-            bounds = [moment(text, timezone=loaded.timezone) for text in (since, until)]
-            found = advise.advise_on(loaded, since=bounds[0], until=bounds[1], users=users, used=of_file)
+            last = None if loaded.jobs.empty else loaded.jobs["submitted_at"].max().to_pydatetime()
+            begin, end = WindowOptions(since=since, until=until).bounds(loaded.timezone, last)
+            found = advise.advise_on(loaded, since=begin, until=end, users=users, used=used)
         else:
-            source.refuse_file_options()
             ask = ReportQuery(
                 url=settings.database.url,
+                slurm=settings.slurm,
                 cluster=select_cluster(source.cluster),
                 now=datetime.now(UTC),
-                start=since or "now-4weeks",
+                start=since,
                 end=until,
+                length=advise.WINDOW,
                 users=users,
             )
-            live = partial(advise.usage_of_cluster, settings.slurm, users=users)
-            found = advise.advise(ask, usage=live if of_file is None else lambda *_: (of_file, ()))
+            own = "" if named else getpass.getuser()
+            found = advise.advise(ask, usage=partial(advise.usage_of_cluster, settings.slurm), used=used, own=own)
     print_notes(found.notes)
     if as_json:
         show_json(found.to_json())
         return
-    for line in found.lines(most=most):
+    for line in found.lines(most=MOST_ADVICE):
         print("\n".join(wrap(line, min(width(), 100), subsequent_indent="   ")) if line else "")

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -21,8 +21,19 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from helios.choices import Domain
-from helios.cli.options import AsJson, Cluster, configuration, select_cluster
+from helios.choices import Backfill, Domain, Policy, RunTimes
+from helios.cli.options import (
+    POLICY,
+    AsJson,
+    Cluster,
+    HistoryOptions,
+    Machine,
+    Out,
+    configuration,
+    described,
+    expand,
+    select_cluster,
+)
 from helios.cli.output import (
     print_message,
     print_notes,
@@ -33,10 +44,11 @@ from helios.cli.output import (
     width,
     write_page,
 )
-from helios.errors import ConfigurationInvalid, HeliosError, UsageError
+from helios.errors import HeliosError, UsageError
 from helios.private_files import read_secret
 
 if TYPE_CHECKING:
+    from helios.report.job import JobExplanation
     from helios.slurm.preflight import PreflightFinding
 
 COMPLETIONS = {
@@ -84,11 +96,12 @@ def status_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show in five lines what Helios does.
 
     They are on the daemon, the services, the last cycle, the history and the model. Slurm is not asked, so that it
-    answers at once. For hints and for the cluster itself, see helios doctor.
+    answers at once. Of a history without a live Slurm they are on the history and the model. For hints and for the
+    cluster itself, see helios doctor.
 
     Example: helios status
     """
-    from helios.app.doctor import status  # noqa: PLC0415 - as in doctor
+    from helios.app.status import status  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
 
     found = status(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     lines = [f"{it.check:<9} {' '.join(it.message.split())}" for it in found]
@@ -137,6 +150,9 @@ def setup_(
         for shell, path in COMPLETIONS.items()
     }
     files = tuple(setup.setup_files(prefix=where, hook=hook, power=power, texts=scripts | manual_pages()))
+    if is_machine and where == setup.PACKAGE_PREFIX:
+        # The others are the package manager's, which checks, replaces and removes them.
+        files = tuple(file for file in files if Path("/", file.path).parent in (hook, power))
     if remove:
         found = setup.remove_files(root=root, is_machine=is_machine)
     elif check:
@@ -163,7 +179,9 @@ def setup_(
         raise typer.Exit(1)
 
 
+@expand
 def why_(
+    *,
     job: Annotated[
         str,
         Argument(
@@ -171,52 +189,98 @@ def why_(
             "a node."
         ),
     ],
-    cluster: Cluster = None,
+    source: HistoryOptions,
+    policy: Annotated[Policy | None, Option("--policy", help=POLICY)] = None,
+    machine: Machine,
+    prediction: Annotated[
+        bool, Option("--prediction", help="Also show step by step what its predicted run time rests on.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job waits, and what Helios did to it.
+    """Say why a job waits or waited, and what Helios did to it.
 
     Shows when a pending job starts, by simulations of the queue, what would make it start earlier, its predicted run
     time, its place in the queue, and its place without Helios. Works for jobs that run or have ended, too, without a
     live cluster from the history alone. A job that was requeued is shown with all its runs and their sum. For a node it
-    shows the state of the node, what Helios did to it, and why.
+    shows the state of the node, what Helios did to it, and why. With --policy, the history is also replayed in that
+    order, which says what held the job.
 
     Example: helios why 12345
     """
-    settings = configuration().settings
-    if job[:1].isdigit():
-        if "@" in job and cluster is None:
-            from helios.app.explain import split_federated  # noqa: PLC0415 - pandas and SQLAlchemy
+    settings, cluster = configuration().settings, source.cluster
+    deep = source.trace is not None or policy is not None or prediction
+    if not job[:1].isdigit() and not deep:
+        from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
+        from helios.app.operations import Operations  # noqa: PLC0415 - as above
 
-            job, cluster = split_federated(settings.database.url, job)
-        from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
+        node = explain_node(Operations(settings, cluster=cluster).node_cycles, job)
+        print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
+        return
+    if "@" in job and cluster is None and source.trace is None:
+        from helios.app.explain_past import split_federated  # noqa: PLC0415 - pandas and SQLAlchemy
 
-        answer = ask_daemon(settings, job, cluster=cluster)
-        if isinstance(answer, JobAnswer):
-            print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
-            return
-        if answer:
-            print_notes([f"{answer}; so it is worked out here, which takes longer"])
-    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
-
-    operations = Operations(settings, cluster=cluster)
-    if job[:1].isdigit():
-        from helios.app.explain import explain, explain_recorded  # noqa: PLC0415 - as above
-
-        try:
-            found = explain(operations.cycles, job)
-        except UsageError as misuse:
-            if not isinstance(misuse, ConfigurationInvalid):  # raised where another cluster than the live one is named
-                raise
-            found = explain_recorded(settings, job, cluster=cluster, problem=misuse)
-        except HeliosError as problem:
-            found = explain_recorded(settings, job, cluster=cluster, problem=problem)
+        job, cluster = split_federated(settings.database.url, job)
+        source = replace(source, cluster=cluster)
+    if deep:
+        found = _explain_deeply(job, source, machine, policy=policy, prediction=prediction)
         print_result(found.to_json(), *found.parts(), as_json=as_json)
         return
-    from helios.app.explain import explain_node  # noqa: PLC0415 - only for nodes
+    from helios.app.explain_socket import JobAnswer, ask_daemon  # noqa: PLC0415 - only for jobs
 
-    node = explain_node(operations.node_cycles, job)
-    print_result(node.to_json(), *node.parts(width=width()), as_json=as_json)
+    answer = ask_daemon(settings, job, cluster=cluster)
+    if isinstance(answer, JobAnswer):
+        print_result(answer.values, *map(escape, answer.lines), as_json=as_json)
+        return
+    if answer:
+        print_notes([f"{answer}; so it is worked out here, which takes longer"])
+    from helios.app.explain_past import explain_job  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
+    def live() -> JobExplanation:
+        from helios.app.explain import explain  # noqa: PLC0415 - the live cluster, which a history has not
+        from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
+        return explain(Operations(settings, cluster=cluster).cycles, job)
+
+    found = explain_job(settings, job, cluster=cluster, live=live, now=datetime.now(UTC))
+    print_result(found.to_json(), *found.parts(), as_json=as_json)
+
+
+def _explain_deeply(
+    job: str, source: HistoryOptions, machine: Machine, *, policy: Policy | None, prediction: bool
+) -> JobExplanation:
+    """Explain a job with a replay and the steps of its prediction."""
+    from helios.app import explain_past as past  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
+    settings = configuration().settings
+    with progress_bars() as progress:
+        history = source.read(progress)
+        if source.trace is not None:
+            found = past.explain_read(history, job)
+            choose = past.newly_trained_model(history, seed=settings.model.seed, progress=progress)
+        else:
+            url = settings.database.url
+            found = past.explain_past(url, history.cluster, job, now=datetime.now(UTC))
+            choose = past.stored_model(history, url=url)
+        if prediction:
+            found = found.with_steps(past.explain_prediction(history, job, choose=choose))
+        if policy is None:
+            return found
+        from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - it compiles
+        from helios.app.scenarios import scenarios  # noqa: PLC0415 - as above
+        from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+
+        described_history = described(history, settings=settings, machine=machine)
+        since, until = described_history.window
+        request = WhatIfRequest(
+            scenarios=scenarios(policies=[policy], backfills=[Backfill.EASY], estimates=[RunTimes.LIMIT]),
+            since=since,
+            until=until,
+            skip_oversized=True,
+            seed=settings.model.seed,
+            **machine.request_fields(settings, described_history.capacity),
+        )
+        waited = explain_wait(described_history, request, job, progress=progress)
+    return replace(found, replay=waited.replay, remarks=(*found.remarks, *waited.remarks))
 
 
 def daemon_(
@@ -258,30 +322,26 @@ def daemon_(
 
 
 def try_(
-    folder: Annotated[Path, Option(help="Folder for everything that is written.")] = Path("helios-try"),
-    profile: Annotated[
-        Literal["venus", "earth", "saturn", "uranus"],
-        Option(help="Cluster whose published figures the month resembles."),
-    ] = "venus",
+    out: Out = Path("helios-try"),
     days: Annotated[int, Option(min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, Option(min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.
 
-    It generates the jobs, trains a model, replays the queue and writes a report. Nothing outside the folder is touched.
+    It generates jobs that resemble the published figures of Venus, a cluster of SenseTime, trains a model, replays the
+    queue and writes a report. Nothing outside the folder is touched.
 
-    Example: helios try --days 10 --folder /tmp/helios-try
+    Example: helios try --days 10 --out /tmp/helios-try
     """
     from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
     from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
     from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
-        trial = run_demo(folder, profile=profile, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress)
+        trial = run_demo(out, days=days, made_at=datetime.now(UTC), progress=progress)
     from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
-    page = (folder / "report.html").resolve()
+    page = (out / "report.html").resolve()
     result, evaluation = trial.result, trial.evaluation.to_json()
     write_page(page, render_whatif(result, description=trial.description, evaluation=evaluation, next_steps=NEXT_STEPS))
     if as_json:
@@ -292,43 +352,37 @@ def try_(
     print_message("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
 
 
-notify_commands = typer.Typer(
-    no_args_is_help=True, help="Show what people were told by mail and webhook, and send a test."
-)
+def notify_(
+    test: Annotated[
+        bool,
+        Option("--test", help="Send a test message by every mail and webhook; exit status 1 if one was not taken."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what people were told by mail and webhook, or send a test.
 
+    It lists the causes that last, since when, and by which channels they were told. A cause that is told by none is
+    told again and again until it is taken, or ends.
 
-@notify_commands.command("test", epilog="Example: helios notify test")
-def send_test_message(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Send a test message by every mail and webhook of the settings.
-
-    The exit status is 1 if one was not taken.
+    Example: helios notify --test
     """
-    from helios.app.notify import send_test  # noqa: PLC0415 - no other command here needs a mail server
-
-    found = send_test(configuration().settings, cluster=select_cluster(cluster) or "this machine")
-    print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
-    if set(found.values()) != {"sent"}:
-        raise typer.Exit(1)
-
-
-@notify_commands.command("list", epilog="Example: helios notify list --json")
-def list_causes(as_json: AsJson = False) -> None:
-    """List the causes that last, since when, and by which channels they were told.
-
-    A cause that is told by none is told again and again until it is taken, or ends.
-    """
-    from helios.app.notify import channels, read_causes  # noqa: PLC0415 - as above
+    from helios.app.notify import channels, read_causes, send_test  # noqa: PLC0415 - no other command needs mail
 
     settings = configuration().settings
+    if test:
+        found = send_test(settings, cluster=select_cluster(None) or "this machine")
+        print_result(found, *(escape(f"{name}: {what}") for name, what in found.items()), as_json=as_json)
+        if set(found.values()) != {"sent"}:
+            raise typer.Exit(1)
+        return
     paths = sorted(Path(settings.control.state_folder).glob("notices-*.json"))
     causes = [{"cause": cause, **entry} for path in paths for cause, entry in read_causes(path).items()]
     table = Table("Since (UTC)", "Told by", "What", box=None, pad_edge=False)
     for entry in causes:
         table.add_row(str(entry["began_at"])[:16], ", ".join(entry["sent"]) or "-", escape(entry["subject"]))
     names = ", ".join(channels(settings.notify)) or "none"
-    plain = {"channels": list(channels(settings.notify)), "causes": causes}
     print_result(
-        plain,
+        {"channels": list(channels(settings.notify)), "causes": causes},
         f"Channels: {names}.",
         *([table] if causes else ["Nothing lasts that was or is to be told."]),
         as_json=as_json,
@@ -343,52 +397,24 @@ def web_(
     listen: Annotated[
         str | None, Option(help="Address to listen on, HOST:PORT. Port 0: a free one. Default: setting web.listen.")
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        Option(
-            help="File with the token that readers need, of this user alone. Default: web.token_file, else a new one."
-        ),
-    ] = None,
-    host: Annotated[
-        list[str] | None,
-        Option(help="Further name under which browsers reach this server. Default: setting web.hosts."),
-    ] = None,
-    user_header: Annotated[
-        str | None,
-        Option(
-            help="Header in which a proxy names the user. Users see their own jobs alone. Default: setting "
-            "web.user_header."
-        ),
-    ] = None,
-    admin: Annotated[
-        list[str] | None, Option(help="User of --user-header who sees everything. Default: setting web.admins.")
-    ] = None,
     cluster: Cluster = None,
 ) -> None:
     """Serve a read-only web page of the queue, decisions, use and reports.
 
     It prints an address with a token; nobody without the token sees anything. Each page is JSON too, for
-    "Accept: application/json". Nothing is ever changed, and no other site is asked.
+    "Accept: application/json". Nothing is ever changed, and no other site is asked. Who may read what is said in the
+    section [web] of the settings.
 
     Example: helios web --listen 127.0.0.1:9850
     """
-    given = {
-        "listen": listen,
-        "token_file": token_file and str(token_file.absolute()),
-        "hosts": host and ",".join(host),
-        "user_header": user_header,
-        "admins": admin and ",".join(admin),
-    }
     settings = configuration().settings
-    changed = {name: value for name, value in given.items() if value is not None}
-    try:
-        web = type(settings.web).model_validate(settings.web.model_dump() | changed)
-    except ValidationError as reason:
-        first = reason.errors()[0]
-        option = "--" + str(first["loc"][0]).replace("_", "-")
-        raise UsageError(
-            f"{option}: {first['msg'].removeprefix('Value error, ')}", hint="See helios web --help"
-        ) from reason
+    web = settings.web
+    if listen is not None:
+        try:
+            web = type(web).model_validate(web.model_dump() | {"listen": listen})
+        except ValidationError as reason:
+            problem = str(reason.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise UsageError(f"--listen: {problem}", hint="See helios web --help") from reason
     token = read_secret(Path(web.token_file)) if web.token_file else secrets.token_urlsafe(24)
     try:
         from helios.web.server import open_server  # noqa: PLC0415 - of the extra [web]

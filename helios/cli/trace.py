@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 from typer import Argument, Option
 
+from helios.choices import TraceFormat
 from helios.cli.options import (
     AsJson,
     Cluster,
-    Columns,
-    Format,
-    GpusFrom,
     HistoryOptions,
     Report,
-    Timezone,
+    Since,
     configuration,
     expand,
     moment,
     named_site,
     named_timezone,
-    select_cluster,
 )
 from helios.cli.output import frame_table, print_message, print_notes, print_result, progress_bars, write_page
 from helios.config import without_password
@@ -34,6 +32,35 @@ if TYPE_CHECKING:
     from helios.warehouse import LoadReport
 
 commands = typer.Typer(no_args_is_help=True, help="Load, describe and export job history.")
+
+Format = Annotated[
+    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
+]
+Columns = Annotated[
+    str | None,
+    Option(
+        "--columns",
+        metavar="MAP",
+        help="Read a table of any columns (CSV, Parquet, SQL dump, JSON) as this TOML file says, or as a map of Helios "
+        "says, such as slurmdbd; help lists them.",
+    ),
+]
+Timezone = Annotated[
+    str | None,
+    Option(
+        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
+    ),
+]
+GpusFrom = Annotated[
+    Path | None,
+    Option(
+        "--gpus-from",
+        help="Count parts of GPUs, and GPUs that no row names, by the nodes in this file: slurm.conf, the output of "
+        "scontrol show node, or a table name,gpus[,cpus,shards,mps]. Default: setting ingest.gpus_from.",
+    ),
+]
+MOST_REJECTS = 50
+"""Refused rows that are shown; their counts are of all."""
 
 LoadName = Annotated[
     str | None, Option("--cluster", help="Name of the cluster. Default: the one in the file, else the file's name.")
@@ -64,7 +91,7 @@ def load(
     """Load job traces into the warehouse.
 
     Each file is loaded as a whole or not at all. Loading it again changes nothing, unless an older Helios loaded it.
-    Invalid rows are counted by reason and stored with their line number (helios trace rejects).
+    Invalid rows are counted by reason and stored with their line number (helios trace describe).
     """
     from helios.app.history import ingest, ingest_stdin  # noqa: PLC0415 - pandas; no help needs it
     from helios.report.tables import load_table  # noqa: PLC0415 - as above
@@ -107,21 +134,19 @@ def load(
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
 def sync(
-    cluster: Annotated[str | None, Option(help="Refuse any live cluster but this one.")] = None,
-    since: Annotated[
-        str | None,
-        Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
-    ] = None,
+    cluster: Cluster = None,
+    since: Since = None,
     again: Annotated[
         str | None,
-        Option("--again", metavar="SINCE", help="Read everything anew that was in any state since this time (UTC)."),
+        Option("--again", metavar="DATE", help="Read everything anew that was in any state since this time."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read missing history from the live cluster's accounting.
 
     It reads limited periods one after the other. After an interruption, the next run goes on. The daemon does the same
-    every few minutes.
+    every few minutes. The first reading begins at setting history.start, else 30 days ago. Times are UTC, and another
+    live cluster than --cluster is refused.
 
     With --again, stored jobs are overwritten by what the accounting says, and the columns that changed are listed with
     an example each. It mends what an older Helios read wrongly. It may be repeated.
@@ -133,7 +158,7 @@ def sync(
         history = settings.history.model_copy(update={"start": str(moment(since, timezone="UTC"))})
         settings = settings.model_copy(update={"history": history})
     if again is not None and since is not None:
-        raise UsageError("--from and --again exclude each other.", hint="--again SINCE reads what is missing, too.")
+        raise UsageError("--from and --again exclude each other.", hint="--again DATE reads what is missing, too.")
     start = moment(again, timezone="UTC")
     with progress_bars() as progress:
         operations = Operations(settings, cluster=cluster)
@@ -189,44 +214,38 @@ def remove(
 def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson = False) -> None:
     """Describe the jobs of a history.
 
-    Shows users, sizes, run times, end states, and how submissions spread over the day. What follows from them, with
-    intervals, says helios study.
+    Shows users, sizes, run times, end states, how submissions spread over the day, and the rows of loaded files that
+    made no sense, with file, line and reason. What follows from the jobs, with intervals, says helios study.
     """
     from helios.report.history import describe as describe_jobs  # noqa: PLC0415 - pandas; no help needs it
-    from helios.report.tables import description_tables  # noqa: PLC0415 - as above
+    from helios.report.tables import description_tables, rejects_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
         history = source.read(progress)
-    description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
+    found: dict[str, Any] = {"cluster": history.cluster, "jobs": 0}
+    tables: list[RenderableType] = []
     print_notes(history.notes)
-    if report is not None:
-        from helios.report.html import render_description  # noqa: PLC0415 - drawing takes a second to import
+    if not history.jobs.empty or report is not None:
+        description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
+        found, tables = description.to_json(), description_tables(description)
+        if report is not None:
+            from helios.report.html import render_description  # noqa: PLC0415 - drawing takes a second to import
 
-        write_page(report, render_description(description))
-    print_result(description.to_json(), *description_tables(description), as_json=as_json)
+            write_page(report, render_description(description))
+    if source.trace is None:
+        from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
 
-
-@commands.command("rejects", epilog="Example: helios trace rejects --limit 20")
-def rejects(
-    cluster: Cluster = None,
-    limit: Annotated[int, Option(min=1, help="Number of rows to show.")] = 50,
-    as_json: AsJson = False,
-) -> None:
-    """Show invalid rows of loaded files, with file, line and reason."""
-    from helios.app.history import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
-    from helios.report.tables import rejects_table  # noqa: PLC0415 - as above
-    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
-
-    with Warehouse.open(configuration().settings.database.url) as warehouse:
-        name = str(choose_cluster(warehouse, select_cluster(cluster))["name"])
-        counts = warehouse.reject_counts(name)
-        rows = warehouse.rejects(name, limit=limit)
-    found = {
-        "cluster": name,
-        "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
-        "rows": rows.to_dict(orient="records"),
-    }
-    print_result(found, rejects_table(rows, counts), as_json=as_json)
+        with Warehouse.open(configuration().settings.database.url) as warehouse:
+            counts, rows = (
+                warehouse.reject_counts(history.cluster),
+                warehouse.rejects(history.cluster, limit=MOST_REJECTS),
+            )
+        found["rejects"] = {
+            "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
+            "rows": rows.to_dict(orient="records"),
+        }
+        tables += ["", rejects_table(rows, counts)]
+    print_result(found, *tables, as_json=as_json)
 
 
 @commands.command("list", epilog="Example: helios trace list --json")
@@ -282,31 +301,14 @@ def upgrade(as_json: AsJson = False) -> None:
     )
 
 
-@db_commands.command("status", epilog="Example: helios db status --json")
-def status(as_json: AsJson = False) -> None:
-    """Show which database is used, and which schema it has."""
-    from helios.warehouse import Warehouse  # noqa: PLC0415 - SQLAlchemy; no help needs it
-
-    url = configuration().settings.database.url
-    with Warehouse.open(url, create=False) as warehouse:
-        revision, head = warehouse.revision(), warehouse.head()
-        newer = revision is not None and not warehouse.is_known(revision)
-    if newer:
-        state = f"made by a newer Helios; this one knows {head}: install the newer release"
-    else:
-        state = "up to date" if revision == head else f"behind {head}: helios db upgrade"
-    shown = without_password(url)
-    found = {"database": shown, "revision": revision, "head": head, "newer": newer}
-    print_result(found, f"{shown} is at {revision or 'no schema yet'}, {state}.", as_json=as_json)
-
-
 @db_commands.command(
-    "grant", epilog="Example: helios db grant --jobs helios_jobs --nodes helios_nodes --reader helios_reader"
+    "grant",
+    epilog="Example: helios db grant --jobs-role helios_jobs --nodes-role helios_nodes --reader-role helios_reader",
 )
 def grant(
-    jobs: Annotated[str, Option(help="PostgreSQL role of the daemon that acts on jobs.")],
-    nodes: Annotated[str | None, Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
-    reader: Annotated[str | None, Option(help="PostgreSQL role of people who only read.")] = None,
+    jobs_role: Annotated[str, Option(help="PostgreSQL role of the daemon that acts on jobs.")],
+    nodes_role: Annotated[str | None, Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
+    reader_role: Annotated[str | None, Option(help="PostgreSQL role of people who only read.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Grant the PostgreSQL role of each daemon the privileges it needs.
@@ -318,8 +320,8 @@ def grant(
     from helios.app.controllers import grant_roles  # noqa: PLC0415 - an upgrade needs nothing of what it imports
 
     settings = configuration().settings
-    grant_roles(settings, jobs=jobs, nodes=nodes, reader=reader)
-    roles = {what: role for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role}
+    grant_roles(settings, jobs=jobs_role, nodes=nodes_role, reader=reader_role)
+    roles = {what: role for what, role in (("jobs", jobs_role), ("nodes", nodes_role), ("reads", reader_role)) if role}
     given, shown = (
         ", ".join(f"{role} ({what})" for what, role in roles.items()),
         without_password(settings.database.url),

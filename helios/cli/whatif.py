@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
+from helios.choices import Policy
+from helios.cli.energy import energy
 from helios.cli.options import (
+    ACTING,
+    POLICY,
+    SLURM_CONF,
     AsJson,
     Draws,
     HistoryOptions,
@@ -23,9 +26,8 @@ from helios.cli.options import (
     described,
     expand,
     refuse_misplaced,
-    writable,
 )
-from helios.cli.output import print_message, print_notes, print_result, progress_bars, show, show_json, width
+from helios.cli.output import print_message, print_notes, progress_bars, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
 
 if TYPE_CHECKING:
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
 
-OrderBy = Annotated[
-    RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
-]
+commands.command(
+    "energy", epilog="Example: helios whatif energy --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
+)(energy)
 
 
 @commands.callback(invoke_without_command=True)
@@ -46,102 +48,48 @@ def whatif_(
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[
-        list[str] | None, Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
-    ] = None,
-    backfill: Annotated[
-        list[str] | None, Option(help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
-    ] = None,
-    estimates: Annotated[
+    policy: Annotated[list[str] | None, Option("--policy", help=POLICY)] = None,
+    service: Annotated[
         list[str] | None,
-        Option(
-            help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
-            "commas."
-        ),
+        Option(help=ACTING),
     ] = None,
-    run_times: OrderBy = None,
     option: Annotated[
         list[str] | None,
         Option(
-            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable."
+            "--set",
+            help="Set an option of a service that acts, or else of a policy: NAME.OPTION=VALUE, such as "
+            "qssf.wait_share=0.25. Repeatable.",
         ),
     ] = None,
-    frontier: Annotated[
-        bool, Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
-    ] = False,
     replay: ReplayOptions,
     draws: Draws = 5,
-    repeat: Annotated[
-        int,
-        Option(
-            min=0,
-            help="Replay each scenario this often, each time with users moved by other days (without users: other "
-            "weeks; in a short window: other days or arrivals), to see which differences are more than chance. Use 20. "
-            "0: one replay, with intervals from its own weeks or days.",
-        ),
-    ] = 0,
-    repeat_over: Annotated[
-        ResampledUnit | None,
-        Option(
-            help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users "
-            "where they are known."
-        ),
-    ] = None,
-    sweep_file: Annotated[
-        Path | None,
-        Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/whatif.md."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option(help="File for the results of the sweep. After an interruption, the same command goes on from it."),
-    ] = None,
-    csv: Annotated[
-        Path | None, Option("--csv", callback=writable, help="Also write the results of the sweep to this CSV file.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
-        ),
-    ] = None,
-    dask: Annotated[
-        str | None,
-        Option(help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."),
-    ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
-    First it says, over --draws draws of the window, which order Helios should run live: its default (qssf), size, or
-    the site's own. Then one replay says who would wait shorter and who longer. Without --policy, --backfill and
-    --estimates it replays a default set: plain FIFO with EASY backfill by time limits, strict
+    First it says, over --draws draws of the window, which order Helios should run live, and what that costs: its
+    default (qssf), size, or the site's own. Then one replay says who would wait shorter and who longer. --policy
+    takes several by commas. Without it a default set is replayed: plain FIFO with EASY backfill by time limits, strict
     FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
-    the true run times. With --frontier it shows the settings between a short mean and a short longest wait. Nothing
-    touches a cluster.
-    For the meaning of the options see docs/whatif.md.
+    the true run times. With --service it also runs the code of services that act live, by default beside plain FIFO +
+    EASY and fewest GPUs first. Nothing touches a cluster. For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see cli.replays
+    from helios.app.order_check import refuse_few  # noqa: PLC0415 - see cli.replays
+    from helios.app.scenarios import CONTROLS, scenarios, with_options  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.cli import replays  # noqa: PLC0415 - as above
 
+    if draws:
+        refuse_few(draws)
     settings = configuration().settings
-    replays.refuse_contradictions(context)
-    chosen = scenarios(
-        policies=replays.choices(policy, Policy, "--policy"),
-        backfills=replays.choices(backfill, Backfill, "--backfill"),
-        estimates=[replays.read_estimate(word) for word in replays.split_words(estimates)],
-        run_times=run_times,
-    )
-    chosen = with_options(chosen, option or [])
-    live = replays.live_setting(settings) if frontier else None
-    if frontier:
-        chosen = frontier_scenarios(live)
+    acting, options_left = replays.requested_services(settings, names=service or [], options=option or [])
+    chosen = scenarios(policies=replays.choices(policy, Policy, "--policy"))
+    chosen = with_options(list(CONTROLS) if acting and not policy else chosen, options_left)
     with progress_bars() as progress:
         history = source.read(progress)
         history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
@@ -150,94 +98,12 @@ def whatif_(
             **window.request_fields(history),
             **machine.request_fields(settings, history.capacity),
             **replay.request_fields(settings),
-            predict_again_s=replay.predict_again_s(),
         )
-        if sweep_file is not None:
-            swept = replays.run_sweep(
-                sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress
-            )
-        else:
-            found = replays.replay_and_compare(
-                history,
-                request,
-                draws=draws,
-                times=repeat,
-                over=repeat_over,
-                engine=lambda: replays.engine_for(dask=dask, workers=workers or 1),
-                progress=progress,
-            )
-    if sweep_file is not None:
-        replays.show_sweep(swept, csv=csv, as_json=as_json)
-        return
-    if live is not None:
-        found = replace(found, whatif=replace(found.whatif, live=live.parts))
+        found = replays.replay_and_compare(history, request, settings, acting, draws=draws, progress=progress)
     print_notes(found.whatif.notes)
-    if frontier and live is None:
-        print_message("note: The service qssf is not configured here, so no setting is live.")
     if report is not None:
-        typed = [*source.as_arguments(history), *machine.as_arguments(), *window.as_arguments()]
-        typed += replay.as_arguments()
-        replays.write_whatif(report, history, found.whatif, found.differences, options=typed)
+        replays.write_whatif(report, history, found.whatif)
     replays.show_whatif(found, as_json=as_json, has_page=report is not None)
-
-
-@commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
-@expand
-def explain_in_replay(
-    *,
-    context: typer.Context,
-    job: Annotated[
-        str,
-        Argument(
-            metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
-        ),
-    ],
-    source: HistoryOptions,
-    machine: Machine,
-    window: WindowOptions,
-    policy: Annotated[Policy, Option(help="Queue order of the replay.")] = Policy.FIFO,
-    backfill: Annotated[
-        Backfill, Option(help="Which jobs may start before a blocked job at the head of the queue.")
-    ] = Backfill.EASY,
-    estimates: Annotated[
-        str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
-    ] = "limit",
-    run_times: OrderBy = None,
-    option: Annotated[
-        list[str] | None,
-        Option("--set", help="Set an option of the policy: POLICY.OPTION=VALUE, as in helios whatif. Repeatable."),
-    ] = None,
-    replay: ReplayOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Say why one job waited in a replay.
-
-    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is plain FIFO
-    with EASY backfill by time limits. With another policy, it also shows when the job would have started in that order.
-    For a job that waits now, use helios why.
-    """
-    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
-    from helios.app.scenarios import scenarios, with_options  # noqa: PLC0415 - as above
-    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
-    from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
-
-    refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
-    settings = configuration().settings
-    chosen = scenarios(
-        policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
-    )
-    with progress_bars() as progress:
-        history = source.read(progress)
-        history = described(history, settings=settings, window=window, machine=machine, resource=replay.resource)
-        request = WhatIfRequest(
-            scenarios=with_options(chosen, option or []),
-            **window.request_fields(history),
-            **machine.request_fields(settings, history.capacity),
-            **replay.request_fields(settings),
-            predict_again_s=replay.predict_again_s(),
-        )
-        found = explain_wait(history, request, job, progress=progress)
-    print_result(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @commands.command("slurm")
@@ -245,7 +111,7 @@ def explain_in_replay(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    slurm_conf: Annotated[Path, Option(help=SLURM_CONF)],
     qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
@@ -269,7 +135,7 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        Option(help="Also replay with this service acting, as it is configured. May be repeated."),
+        Option(help=ACTING),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,
@@ -295,7 +161,7 @@ def slurm(
     texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
     conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
     chosen = configuration().settings
-    services = requested_services(chosen, names=service, options=[]) if service else None
+    services = requested_services(chosen, names=service, options=[])[0] if service else None
     site = read_site(conf, **texts)
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:

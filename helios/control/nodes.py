@@ -167,7 +167,7 @@ class NodeDomain:
         cycle.audit.lines.extend([*update.lines, *shadow_entries(context.applied, update.applied)])
         cycle.audit.notes.extend(update.notes)
         if update.memory.protected:
-            cycle.audit.notes.append(f"{update.memory.protected}; to end it: helios power clear")
+            cycle.audit.notes.append(f"{update.memory.protected}; to end it: helios power --clear all")
         delayed = delayed_submissions(context.snapshot, context.nodes)
         self.activity.memory = update.memory.with_delayed(delayed, context.snapshot.taken_at)
         cycle.applied = cycle.known = update.applied
@@ -877,7 +877,7 @@ def _update_wakes(update: NodeComparison, observation: NodeObservation) -> NodeC
                 )
             )
             notes.append(
-                f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
+                f"tell somebody: node {name} {result}; it is not put to sleep until: helios power --clear {name}"
             )
     if memory.protected and not was_protected:
         lines.append(
@@ -887,7 +887,7 @@ def _update_wakes(update: NodeComparison, observation: NodeObservation) -> NodeC
                 action="Protected",
                 target="",
                 reason=f"{len(memory.failures)} wakes failed in 24 hours",
-                outcome=f"{Result.REFUSED}: nothing is put to sleep until a person says: helios power clear",
+                outcome=f"{Result.REFUSED}: nothing is put to sleep until a person says: helios power --clear all",
             )
         )
     return replace(update, memory=memory, lines=tuple(lines), notes=tuple(notes))

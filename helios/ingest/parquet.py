@@ -186,7 +186,8 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
         with path.open("rb") as raw, decompressed(raw) as plain:
             if plain.read(len(MAGIC)) != MAGIC:
                 raise FormatUnknown(
-                    f"{path} is not Parquet: it does not begin with PAR1.", hint="Leave --format out to detect it."
+                    f"{path} is not Parquet: it does not begin with PAR1.",
+                    hint="Load it without --format, which detects it.",
                 )
             plain.seek(0)
             with _seekable(plain, raw) as file:

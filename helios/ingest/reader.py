@@ -6,6 +6,7 @@ requeued jobs. Its translated rows are kept meanwhile; a file that is too large 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -88,7 +89,8 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
             raise FormatUnknown(f"{path} {said}", hint=export)
     raise FormatUnknown(
         f"The format of {path} is not recognised from its content.",
-        hint=f"Helios reads {', '.join(LAYOUTS)}; say which it is with --format, or export it anew.",
+        hint=f"Say what it is: helios trace load {shlex.quote(str(path))} --cluster NAME --format FORMAT, one of "
+        f"{', '.join(LAYOUTS)}; or --columns MAP for a table of any columns. Then use --cluster NAME.",
     )
 
 
@@ -324,7 +326,10 @@ class TraceFile:
 
     def _general_notes(self, only: str | None) -> Iterator[str]:
         if self.assumed_timezone:
-            yield f"Times in {self.path.name} carry no zone; {self.assumed_timezone} was assumed (--timezone ZONE)"
+            yield (
+                f"Times in {self.path.name} carry no zone; {self.assumed_timezone} was assumed (setting"
+                " ingest.timezone, or helios trace load --timezone ZONE)"
+            )
         if self.columns:
             yield f"Columns were read as the map {self.columns.name} says (SHA-256 {self.columns.sha256})"
             yield self.columns.keys.note
@@ -350,7 +355,8 @@ class TraceFile:
             if self.columns
             else TIME_FORMS
             if commonest[0][0] == Reason.UNREADABLE_TIME
-            else f"Is it another format? Helios reads {', '.join(LAYOUTS)} (--format).",
+            else f"Is it another format? Load it as what it is: helios trace load --format FORMAT, one of "
+            f"{', '.join(LAYOUTS)}.",
         )
 
 

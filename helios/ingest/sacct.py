@@ -182,13 +182,14 @@ ROUNDING_S = 1.0
 """Difference of Elapsed and the times that is no contradiction, s."""
 SHARDS = "jobs hold shards of GPUs (gres/shard), counted by the shards of a GPU on their nodes"
 UNKNOWN_SHARDS = (
-    "jobs hold shards of GPUs (gres/shard), and the shards of a GPU are not known: their GPUs are not recorded; give"
-    " the nodes with --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
+    "jobs hold shards of GPUs (gres/shard), and the shards of a GPU are not known: their GPUs are not recorded;"
+    " give the nodes: setting ingest.gpus_from, or helios trace load --gpus-from slurm.conf (docs/formats.md, Parts of"
+    " a GPU)"
 )
 MPS_SHARES = "jobs hold a share of a GPU (gres/mps), counted by the shares of a GPU on their nodes"
 ASSUMED_MPS = (
     f"jobs hold a share of a GPU (gres/mps), counted as per cent: {USUAL_MPS:g} shares of a GPU are assumed; give the"
-    " nodes with --gpus-from slurm.conf"
+    " nodes: setting ingest.gpus_from, or helios trace load --gpus-from slurm.conf"
 )
 MIG_SLICES = "jobs hold MIG slices, each counted by its compute slices: 1g is 1/7 of a GPU, 1/4 of an A30"
 ODD_SLICES = "jobs hold MIG slices of an unknown profile, each counted as a whole GPU"

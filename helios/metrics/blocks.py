@@ -183,6 +183,23 @@ class Blocks:
             value, np.array([_weighted_median(values, cumulative_weight, rows, weight) for rows in rows_by_block])
         )
 
+    def rank_correlation(self, one: Floats, other: Floats, moment_s: Seconds) -> Estimate:
+        """Return the rank correlation of two series, with its interval.
+
+        It is Spearman's, of pairs that belong to moments. Ranks are among all pairs, also where a block is left out.
+        The value is None where either is constant.
+        """
+        if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+            return Estimate()
+        ranks = [pd.Series(values).rank().to_numpy(dtype=np.float64) for values in (one, other)]
+        x, y = ((rank - rank.mean()) / rank.std() for rank in ranks)
+        number = self.number(moment_s)
+        moments = (np.ones(len(x)), x, y, x * x, y * y, x * y)
+        by_block = np.array([np.bincount(number, values, self.n) for values in moments])
+        total = by_block.sum(axis=1)
+        without = total[:, None] - by_block[:, by_block[0] > 0]
+        return self.estimate(float(_correlation(total)), _correlation(without))
+
     def estimate(self, value: float, leave_one_out: Floats) -> Estimate:
         """Return a value with its interval, from the values without each block."""
         n = len(leave_one_out)
@@ -191,6 +208,17 @@ class Blocks:
         error = sqrt((n - 1) / n * float(np.sum((leave_one_out - leave_one_out.mean()) ** 2)))
         margin = student_t(n - 1) * error
         return Estimate(value=value, low=value - margin, high=value + margin)
+
+
+def _correlation(sums: Floats) -> Floats:
+    """Return the correlation from sums.
+
+    The sums are those of 1, x, y, x x, y y and x y.
+    """
+    n, x, y, xx, yy, xy = sums
+    spread = np.sqrt(np.maximum((n * xx - x * x) * (n * yy - y * y), 0.0))
+    found: Floats = np.divide(n * xy - x * y, spread, out=np.zeros_like(spread), where=spread > 0)
+    return found
 
 
 def _quantile(values: Floats, share: float, *, left_out: NDArray[np.int64]) -> float:

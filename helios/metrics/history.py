@@ -201,6 +201,16 @@ class StudyHistory:
         return np.where(started | cancelled | pending, until_s, MISSING)
 
     @property
+    def waited_hours(self) -> Floats:
+        """Hours that each job waited in the window for its first start.
+
+        Of jobs with the resource that started, were cancelled or still wait. 0 where the wait is not known.
+        """
+        until_s = self.waiting_until_s
+        counted = (self.size > 0) & (self.restart == 0) & (until_s >= 0) & self.has_starts
+        return np.where(counted, np.maximum(until_s - np.maximum(self.eligible_s, self.first_s), 0), 0) / HOUR_S
+
+    @property
     def step_edges_s(self) -> Seconds:
         """Edges of steps of ``STEP_S``, aligned with the clock.
 
@@ -311,6 +321,8 @@ def read_history(
     eligible_s = whole_seconds(jobs["eligible_at"], otherwise=NEVER_S)
     size = jobs[resource].to_numpy(dtype=np.float64)
     name, stem = _job_names(jobs["name"])
+    # A hold or a start time postpones a job. An eligible time before the submission comes from a clock step.
+    eligible_s = np.where(eligible_s == NEVER_S, submitted_s, np.maximum(eligible_s, submitted_s))
     return StudyHistory(
         cluster=cluster,
         timezone=timezone,
@@ -322,10 +334,7 @@ def read_history(
         size=whole_where_possible(np.nan_to_num(size)) if resource == "gpus" else np.nan_to_num(size).astype(np.int64),
         without=size == 0,
         submitted_s=submitted_s,
-        # A hold or a start time postpones a job. An eligible time before the submission comes from a clock step.
-        eligible_s=submitted_s
-        if (eligible_s == NEVER_S).all()
-        else np.where(eligible_s == NEVER_S, submitted_s, np.maximum(eligible_s, submitted_s)),
+        eligible_s=_after_earlier_runs(jobs, submitted_s, eligible_s, ended_s),
         started_s=started_s,
         ended_s=ended_s,
         run_time_s=run_time_s,
@@ -442,6 +451,31 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     unknown = ~np.isfinite(run_time_s) & (started_s < NEVER_S) & (ended_s < NEVER_S) & ~lost
     run_time_s[unknown] = (ended_s - started_s)[unknown]
     return started_s, ended_s, run_time_s, {problem: count for problem, count in repaired.items() if count}
+
+
+def follows_run(job_id: pd.Series[Any], submitted_s: Seconds, restart: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the position of the earlier run of each job.
+
+    It is ``MISSING`` where there is none. The id of a job may be used again: a job of its own begins with 0.
+    """
+    rows = pd.DataFrame({"job": pd.factorize(job_id)[0], "submitted_s": submitted_s, "restart": restart})
+    rows = rows.sort_values(["job", "submitted_s", "restart"], kind="stable")
+    follows = ((rows["restart"] > 0) & (rows["job"] == rows["job"].shift())).to_numpy()
+    before = np.full(len(rows), MISSING, dtype=np.int64)
+    position = rows.index.to_numpy()
+    before[position[follows]] = position[np.flatnonzero(follows) - 1]
+    return before
+
+
+def _after_earlier_runs(jobs: pd.DataFrame, submitted_s: Seconds, eligible_s: Seconds, ended_s: Seconds) -> Seconds:
+    """Return the eligible times of runs, not before the earlier run ended."""
+    restart = jobs["restart"].to_numpy()
+    if not (restart > 0).any():
+        return eligible_s
+    before = follows_run(jobs["job_id"], submitted_s, restart)
+    follows = (before >= 0) & (ended_s[before] < NEVER_S)
+    eligible_s[follows] = np.maximum(eligible_s, ended_s[before])[follows]
+    return eligible_s
 
 
 def _states(states: pd.Series[Any]) -> NDArray[np.int8]:

@@ -12,30 +12,6 @@ CONFIDENCE = 0.95
 _UPPER = (1 + CONFIDENCE) / 2
 
 
-def confidence_interval(
-    draws: NDArray[np.float64], *, value: float, independent: int | None
-) -> tuple[float | None, float | None]:
-    """Return the ``CONFIDENCE`` interval around a value from its resampled values.
-
-    With few blocks the spread of such draws is too small by (k - 1) / k and far from normal, hence Student's t
-    (Hesterberg, The American Statistician 69(4), 2015, sections 3 and 5).
-
-    Parameters
-    ----------
-    draws : array of shape (n_draws,)
-    independent : int, optional
-        Number of blocks resampled, which limits the information in the draws. None where each draw is an observation.
-    """
-    n = len(draws)
-    if n < 2 or (independent is not None and independent < 2):
-        return None, None
-    # Both the draws and the blocks are few, and the uncertainties of the spread add up.
-    degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
-    wider = 1.0 if independent is None else independent / (independent - 1)
-    half = student_t(degrees) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
-    return value - half, value + half
-
-
 def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """Return the ``CONFIDENCE`` interval of the mean of independent values (Student's t).
 

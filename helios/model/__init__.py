@@ -7,6 +7,7 @@ Bulk data travels as pandas frames with these columns; every package checks the 
 
 # ruff: noqa: F401 - the names are for others
 
+from helios.choices import Mode
 from helios.model.frames import TIME, Column, FrameKind, seconds_of
 from helios.model.job_sizes import (
     SIZE_CLASSES,
@@ -49,7 +50,6 @@ from helios.model.records import (
     AuditStep,
     Batch,
     JobState,
-    Mode,
     ModelRecord,
     columns_of_id,
     in_submission_order,

@@ -205,15 +205,6 @@ _NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
 _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
-class Mode(StrEnum):
-    """How far a service may go."""
-
-    OFF = "off"
-    SHADOW = "shadow"
-    CANARY = "canary"
-    ACTIVE = "active"
-
-
 class AuditStep(StrEnum):
     """What was decided about the active model of a cluster."""
 

@@ -74,7 +74,7 @@ class UntrackedGpus:
         return (
             f"{UNTRACKED}, though {looks}: this site may not account for GPUs, and those that jobs held are"
             " not known. Add gres/gpu to AccountingStorageTRES in slurm.conf; for jobs that ran before, give the nodes:"
-            " --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
+            " setting ingest.gpus_from, or helios trace load --gpus-from slurm.conf (docs/formats.md, Parts of a GPU)"
         )
 
 

@@ -17,7 +17,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -91,18 +91,10 @@ class TrainingSet:
     names: tuple[str, ...]
 
 
-class Trainer(Protocol):
-    """Interface for the training of trees."""
+def fit_trees(training_set: TrainingSet, *, seed: int, progress: Progress) -> str:
+    """Return LightGBM's text of the trees.
 
-    def __call__(self, training_set: TrainingSet, *, seed: int, progress: Progress = no_progress) -> str:
-        """Return LightGBM's text of the trees."""
-        ...
-
-
-def train_locally(training_set: TrainingSet, *, seed: int, progress: Progress = no_progress) -> str:
-    """Train trees on this machine, with one thread.
-
-    It is a :class:`Trainer`. The same seed gives the same trees.
+    They are trained with one thread. The same seed gives the same trees.
     """
     pairs = lightgbm.Dataset(
         training_set.features,
@@ -208,7 +200,6 @@ def train(
     seed: int = 0,
     progress: Progress = no_progress,
     timezone: str = "UTC",
-    trainer: Trainer = train_locally,
 ) -> DurationModel:
     """Train a model on what happened before ``until``, or on all jobs.
 
@@ -216,8 +207,6 @@ def train(
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, in submission order.
-    trainer : Trainer
-        Trains the trees, here or on other machines.
 
     Raises
     ------
@@ -226,9 +215,7 @@ def train(
     """
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
-    return train_on(
-        RecordedWalk(table), table, cluster=cluster, until=until, seed=seed, progress=progress, trainer=trainer
-    )
+    return train_on(RecordedWalk(table), table, cluster=cluster, until=until, seed=seed, progress=progress)
 
 
 def train_on(
@@ -239,7 +226,6 @@ def train_on(
     until: datetime | None,
     seed: int,
     progress: Progress = no_progress,
-    trainer: Trainer = train_locally,
 ) -> DurationModel:
     """Train a model as ``train`` does, on a walk that has not begun.
 
@@ -252,7 +238,7 @@ def train_on(
         until_s = int(table.ended_s[ended].max()) + 1
         until = datetime.fromtimestamp(until_s, UTC)
     backtest_s = _held_back_from_s(table, ended)
-    grow = partial(grow_trees, walk.timeline, seed=seed, trainer=trainer)
+    grow = partial(grow_trees, walk.timeline, seed=seed)
     if len(_ended_before(table, backtest_s)) < FEWEST_JOBS:
         walk.to(until_s)
         return DurationModel(cluster=cluster, trees=grow(until, progress=progress))
@@ -278,20 +264,11 @@ def train_on(
     )
 
 
-def refit(model: DurationModel, walk: RecordedWalk, *, until: datetime, seed: int) -> DurationModel:
-    """Return the model with trees trained again, as of ``until``.
-
-    ``trained`` and the calibration are kept.
-    """
-    return replace(model, trees=grow_trees(walk.timeline, until, seed=seed), backtest=None)
-
-
 def grow_trees(
     timeline: Timeline,
     until: datetime,
     *,
     seed: int,
-    trainer: Trainer = train_locally,
     progress: Progress = no_progress,
     most_pairs: int = MOST_PAIRS,
     past: PastRuns | None = None,
@@ -317,7 +294,7 @@ def grow_trees(
     return Trees(
         until=until,
         jobs=int(np.isfinite(past.log_run).sum()),
-        text=trainer(pairs, seed=seed, progress=progress),
+        text=fit_trees(pairs, seed=seed, progress=progress),
         tail=_tail(past, rows, until_s),
     )
 

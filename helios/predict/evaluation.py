@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.causal_stats import COLUMN, NEVER_S
-from helios.predict.duration import DurationModel, refit, refuse_too_few, train_on
+from helios.predict.duration import DurationModel, refuse_too_few, train_on
 from helios.predict.job_table import JobTable
 from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_for
 from helios.predict.timeline import RecordedWalk, empty_calibration, untrained
@@ -83,8 +83,6 @@ def evaluate(
     cluster: str,
     train_until: datetime | None = None,
     test_fraction: float | None = None,
-    gpu_only: bool = False,
-    refit_every: timedelta | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
     timezone: str = "UTC",
@@ -101,43 +99,32 @@ def evaluate(
         Time that divides training and test, aware.
     test_fraction : float, optional
         In place of ``train_until``, the share of the jobs, last in submission order, to evaluate on.
-    gpu_only : bool
-        Whether to evaluate on GPU jobs alone. Training always uses all jobs.
-    refit_every : timedelta, optional
-        Time between trainings during the test, as by a nightly task. None to keep the model.
 
     Raises
     ------
     UsageError
-        Not exactly one of ``train_until`` and ``test_fraction`` is given, the fraction is not within (0, 1), or
-        ``refit_every`` is not positive.
+        Not exactly one of ``train_until`` and ``test_fraction`` is given, or the fraction is not within (0, 1).
     NotEnoughHistory
         Too few jobs ended before the split, or none with a known run time was submitted after it.
     """
-    if refit_every is not None and refit_every <= timedelta(0):
-        raise UsageError(
-            "The time between two trainings (--refit-every) must be longer than 0.",
-            hint="Write 7d, or leave --refit-every out to train once.",
-        )
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
     split = datetime.fromtimestamp(split_s, UTC)
     is_training = (table.ended_s < split_s) & np.isfinite(table.run_time_s)
     refuse_too_few(int(is_training.sum()), split)
-    is_test = np.isfinite(table.run_time_s) & (np.arange(table.n) >= first_test) & ((table.gpus > 0) | (not gpu_only))
+    is_test = np.isfinite(table.run_time_s) & (np.arange(table.n) >= first_test)
     if not is_test.any():
-        kind = "GPU job" if gpu_only else "job"
         raise NotEnoughHistory(
-            f"No {kind} with a known run time was submitted at or after {split:%Y-%m-%d %H:%M}.",
+            f"No job with a known run time was submitted at or after {split:%Y-%m-%d %H:%M}.",
             hint="Choose an earlier moment, or a larger fraction to test on.",
         )
     test_rows = np.flatnonzero(is_test)
     walk = RecordedWalk(table, at_start=True)
     model = train_on(walk, table, cluster=cluster, until=split, seed=seed, progress=progress)
     shrinkage = walk.branch(calibration=empty_calibration())
-    n_refits = _predict_to_end(walk, model, table, refit_every=refit_every, seed=seed, progress=progress)
     progress("Judging predictions", 0.0)
+    walk.to(_end_s(table), model=model.kernel)
     shrinkage.to(_end_s(table), model=untrained())
     test = evaluation_set(table, walk.timeline.state.features, test_rows)
     figures = scores_for(walk.predicted[test_rows], test)
@@ -146,8 +133,6 @@ def evaluate(
     controls = _controls(table, walk.timeline.state.features, is_training, test_rows, test)
     controls["shrinkage"] = scores_for(shrinkage.predicted[test_rows], test)
     notes = [] if model.trained else [SHRINKAGE_PREDICTS]
-    if n_refits:
-        notes.append(f"The model was trained again {n_refits} times during the test.")
     return Evaluation(
         cluster=cluster,
         train_until=split,
@@ -170,7 +155,7 @@ def _split(table: JobTable, train_until: datetime | None, fraction: float | None
     if (train_until is None) == (fraction is None):
         raise UsageError(
             "Either a time to train until or a share of the jobs to test on is needed, and not both.",
-            hint="Give --train-until 2020-09-01 or --test-fraction 0.3.",
+            hint="Give --from 2020-09-01 or --test-fraction 0.3.",
         )
     if table.n == 0:
         raise NotEnoughHistory("There are no jobs.", hint="Load a trace first: helios trace load FILE.")
@@ -181,31 +166,6 @@ def _split(table: JobTable, train_until: datetime | None, fraction: float | None
         raise UsageError(f"The fraction of jobs to test on must lie between 0 and 1, not at {fraction}.")
     first_test = min(int(table.n * (1 - fraction)), table.n - 1)
     return first_test, int(table.submitted_s[first_test])
-
-
-def _predict_to_end(
-    walk: RecordedWalk,
-    model: DurationModel,
-    table: JobTable,
-    *,
-    refit_every: timedelta | None,
-    seed: int,
-    progress: Progress,
-) -> int:
-    """Predict the rest of a history.
-
-    Returns how often the model was trained again.
-    """
-    n_refits = 0
-    if refit_every is not None:
-        every_s = int(refit_every.total_seconds())
-        refits_s = range(int(model.trained_until.timestamp()) + every_s, int(table.submitted_s[-1]), every_s)
-        for n_refits, refit_s in enumerate(refits_s, 1):
-            progress("Training again", (n_refits - 1) / len(refits_s))
-            walk.to(refit_s, model=model.kernel)
-            model = refit(model, walk, until=datetime.fromtimestamp(refit_s, UTC), seed=seed)
-    walk.to(_end_s(table), model=model.kernel)
-    return n_refits
 
 
 def _end_s(table: JobTable) -> int:

@@ -145,7 +145,8 @@ def from_record(record: ModelRecord) -> DurationModel:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
             f"Model {record.model_id} cannot be read: {reason}",
-            hint="Train a new one: helios model train --promote. Or go back to the one before: helios model rollback.",
+            hint="Train a new one: helios model train --promote. Or go back to the one before: "
+            "helios model promote --previous.",
         ) from reason
 
 

@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from helios.metrics.queue import mean_level_over_time
 from helios.model import SIZE_CLASSES, SIZE_NAMES
-from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, energy_answer, timer_name
+from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, timer_name
 from helios.report.energy_whatif import CES, ORACLE, EnergyWhatIf, PolicyResult
 from helios.report.history import STATES, Description
-from helios.report.significance import propose_scenario
 from helios.report.tables import CONTROL_NAMES
 from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
 from helios.units import DAY_S, duration
@@ -572,7 +571,7 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
 
     The baseline against the proposed order. None where there is one partition, no proposal, or no names.
     """
-    chosen, named = propose_scenario(result), result.named
+    chosen, named = result.proposal, result.named
     if chosen is None or named is None or len(result.partitions) < 2:
         return None
     pair = (result.baseline, chosen)
@@ -739,24 +738,6 @@ def saved_by_day(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
         _draw_savings(drawing.panels[0], ledger, narrow=narrow)
         drawing.figure.legend(loc="outside lower center", ncols=1 if narrow else 2)
     return drawing.svg
-
-
-def as_png(ledger: EnergyLedger) -> bytes:
-    """Return the figures of nodes and of savings as one PNG.
-
-    Savings below the nodes, where there are any.
-    """
-    rows = 2 if _has_savings(ledger) else 1
-    written = io.BytesIO()
-    with canvas("Nodes over time, and energy saved", height=3.4 * rows, rows=rows) as drawing:
-        drawing.panels[0].set_title(energy_answer(ledger).title)
-        _draw_levels(drawing.panels[0], ledger, narrow=False)
-        if rows > 1:
-            _draw_savings(drawing.panels[1], ledger, narrow=False)
-        for axes in drawing.panels:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=7)
-        drawing.figure.savefig(written, format="png", dpi=DPI, metadata={"Software": None})
-    return written.getvalue()
 
 
 def _has_savings(ledger: EnergyLedger) -> bool:

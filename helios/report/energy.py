@@ -266,7 +266,7 @@ def _no_sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
         yield (
             f"Slurm's idle timer of {TIMERS_MIN[0]} min would have saved {_kwh(-timer.kwh)} "
             f"({_rounded(-timer.high_kwh)} to {_rounded(-timer.low_kwh)}), {_money(-timer.cost, ledger)}. "
-            f"What Helios would save: helios energy whatif --cluster {ledger.cluster}"
+            f"What Helios would save: helios whatif energy --cluster {ledger.cluster}"
         )
 
 

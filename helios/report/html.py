@@ -5,7 +5,6 @@ Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,11 +22,10 @@ from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Differences, format_signed, has_no_waits, headline, propose_scenario
 from helios.report.tables import CONTROL_NAMES, describe_missing
-from helios.report.whatif import GroupGain, Run, WhatIf, biggest_users, by_size, by_user, losing_jobs
+from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.report.whatif_tables import best_figures
-from helios.units import change, duration, percent
+from helios.units import change, duration, format_signed, percent
 
 _PAGES = Environment(
     loader=PackageLoader("helios.report"),
@@ -52,9 +50,7 @@ def render_whatif(
     *,
     description: Description | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    differences: Differences | None = None,
     next_steps: Sequence[str] = (),
-    options: Sequence[str] | None = None,
 ) -> str:
     """Return the page of a what-if.
 
@@ -64,21 +60,16 @@ def render_whatif(
         Description of the replayed history, shown below the comparison.
     evaluation : mapping, optional
         JSON of an evaluation of the predictions.
-    differences : Differences, optional
-        Differences over repeats. None where there is only the one replay.
     next_steps : sequence of str
         Commands for the reader to type next.
-    options : sequence of str, optional
-        Options of ``helios whatif explain`` that make the same replay of the history, for a command on the page. None
-        where there are none.
     """
-    chosen = None if has_no_waits(result) else propose_scenario(result)
+    chosen = None if result.has_no_waits else result.proposal
     users = by_user(chosen, result) if chosen is not None else []
     losing = losing_jobs(chosen, result) if chosen is not None else []
     return _PAGES.get_template("whatif.html.j2").render(
         title=f"What if? {result.cluster}",
         result=result,
-        sentences=headline(result),
+        sentences=result.headline(),
         change=change,
         best=best_figures([result.baseline, *result.feasible]),
         sizes=SIZE_CLASSES,
@@ -89,10 +80,6 @@ def render_whatif(
         users=users,
         named_users=biggest_users(users),
         losing_jobs=losing,
-        explain=None
-        if chosen is None or options is None or not losing
-        else shlex.join(["helios", "whatif", "explain", losing[0].job_id, *options, *_replay_options(chosen)]),
-        sure=_differences(result, differences),
         figures=_figures(result, users),
         description=description,
         history=_history(description),
@@ -243,17 +230,6 @@ def inline(draw: Callable[..., str | None], *arguments: Any) -> Markup | None:
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))
 
 
-def _replay_options(run: Run) -> list[str]:
-    """Return the options of ``helios whatif explain`` for a replay."""
-    options = ["--policy", run.policy, "--backfill", run.backfill]
-    if run.backfill in {"easy", "nodes"}:
-        options += ["--estimates", str(run.estimates)]
-    for name, value in run.options.items():
-        text = "never" if value is None else f"{value / 60:.9g}min" if name == "patience_s" else f"{value:g}"
-        options += ["--set", f"{run.policy}.{name.removesuffix('_s')}={text}"]
-    return options
-
-
 def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
     draws: dict[str, Callable[..., str | None]] = {
         "over_time": charts.over_time,
@@ -263,27 +239,9 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
         "cumulative_gain": charts.cumulative_gain,
         "by_partition": charts.by_partition,
     }
-    drawn = ("over_time",) if has_no_waits(result) else tuple(draws)
+    drawn = ("over_time",) if result.has_no_waits else tuple(draws)
     figures = {name: inline(draw, result) if name in drawn else None for name, draw in draws.items()}
     return figures | {"users": inline(partial(charts.users, reference=result.reference), users)}
-
-
-def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
-    """Return the table of differences to the baseline.
-
-    None without repeats, where no job waits, or where there is nothing to compare.
-    """
-    if differences is None or has_no_waits(result) or not differences.others:
-        return None
-    baseline = differences.baseline
-    return {
-        "method": f"{differences.method} {differences.not_covered}",
-        "header": [CRITERIA[name] for name in differences.shown],
-        "baseline": (baseline.label, [duration(baseline.figures[name]) for name in differences.shown]),
-        "rows": [
-            (other.label, [other.differences[name] for name in differences.shown]) for other in differences.others
-        ],
-    }
 
 
 def _history(description: Description | None) -> dict[str, Markup | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ from rich.markup import escape
 from helios.model import JobState, Mode, Snapshot
 from helios.model.frames import plain
 from helios.report.admin.usage import held_s, is_in, running_at
+from helios.report.prediction import PredictionSteps
 from helios.report.tables import plain_table
 from helios.units import HOUR_S, count_in_words, duration, duration_in_words
 
@@ -170,8 +171,8 @@ class JobExplanation:
         The job; ``state`` is a JobState.
     waited_s : float
         Time since it could have started, or from then to its start. NaN where unknown.
-    gpus : float
-        GPUs of a task. NaN where unknown.
+    gpus, cpus : float
+        GPUs and CPUs of a task. NaN where unknown.
     tasks : int
         Pending tasks of an array (else 1).
     time_limit_s : float
@@ -205,10 +206,14 @@ class JobExplanation:
         Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
         Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
+    held_by : tuple of str
+        Sentences on the other jobs of its partition while it waited, of a job that has started.
     runs : JobRuns, optional
         All runs of the job. None for a job of the live queue that runs or waits for the first time.
     replay : ReplayedWait, optional
         What held it in a replay of the history.
+    steps : PredictionSteps, optional
+        How its prediction came about.
     """
 
     job_id: str
@@ -219,6 +224,7 @@ class JobExplanation:
     gpus: float
     tasks: int
     time_limit_s: float
+    cpus: float = float("nan")
     p10_s: float = float("nan")
     p50_s: float = float("nan")
     p90_s: float = float("nan")
@@ -237,8 +243,15 @@ class JobExplanation:
     would_stand: tuple[str, ...] = ()
     decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
     remarks: tuple[str, ...] = ()
+    held_by: tuple[str, ...] = ()
     runs: JobRuns | None = None
     replay: ReplayedWait | None = None
+    steps: PredictionSteps | None = None
+
+    def with_steps(self, steps: PredictionSteps) -> JobExplanation:
+        """Return the explanation with a prediction that was made for it."""
+        p10_s, p50_s, p90_s = steps.explained.quantiles_s
+        return replace(self, p10_s=p10_s, p50_s=p50_s, p90_s=p90_s, source=steps.explained.source, steps=steps)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values.
@@ -251,23 +264,30 @@ class JobExplanation:
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
         lines = [self._headline(), *self._start(), self._prediction(), self._remaining(), self.rests_on, *self._place()]
+        if self.steps:
+            place = lines.index(self._prediction()) + 1
+            lines[place:place] = self.steps.lines()
         runs = self.runs.lines() if self.runs else ()
         replay = self.replay.lines() if self.replay else ()
-        return [line for line in (*lines, *replay, *runs, *self._activity(), *self.remarks) if line]
+        return [line for line in (*lines, *self.held_by, *replay, *runs, *self._activity(), *self.remarks) if line]
 
     def parts(self) -> list[RenderableType]:
-        """Return the sentences for a terminal, with the tables of a replay below the first."""
+        """Return the sentences for a terminal, with the tables below the first."""
         head, *rest = map(escape, self.lines())
-        tables = [part for table in (self.replay.tables() if self.replay else ()) for part in (table, "")]
+        shown = [table for part in (self.replay, self.steps) if part for table in part.tables()]
+        tables = [part for table in shown for part in (table, "")]
         return [head, "", *tables, *rest] if tables else [head, *rest]
 
     def _headline(self) -> str:
         whose = f" of {self.user}" if self.user else ""
         tasks = f"{self.tasks} tasks pending" if self.tasks > 1 else ""
         waited = "" if np.isnan(self.waited_s) else f"waited {duration_in_words(self.waited_s)}"
-        size = count_in_words(self.gpus, self.replay.unit if self.replay else "GPU")
+        size = count_in_words(self.gpus, "GPU")
+        if not self.gpus > 0 and self.cpus > 0:
+            size = count_in_words(self.cpus, "CPU") + (", GPUs unknown" if np.isnan(self.gpus) else "")
         facts = ", ".join(filter(None, (self.state, size, tasks, waited)))
-        return f"Job {self.job_id}{whose} in {self.partition}: {facts}."
+        where = f" in {self.partition}" if self.partition else ""
+        return f"Job {self.job_id}{whose}{where}: {facts}."
 
     def _prediction(self) -> str:
         limit = f" Its limit is {duration_in_words(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""

@@ -12,15 +12,14 @@ from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_CLASSES, SIZE_HEADS
-from helios.report.order_check import OrderCheck
-from helios.report.significance import SINGLE_REPLAY
 from helios.report.tables import WIDE, figure, plain_table
 from helios.units import duration, percent
 
 PROMOTED = "*"
 NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
 SHOWN_FEATURES = 10
-TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
+MOST_DECISIONS = 5
+"""Decisions that are shown below the models."""
 STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
 PLAIN, MODEL, ORACLE = "fifo", "model", "oracle"
@@ -41,7 +40,7 @@ def models_table(
 ) -> RenderableType:
     """List the models of a cluster, newest first.
 
-    With the figures of their backtests, and below them the last decision.
+    With the figures of their backtests, and below them the last decisions.
 
     Parameters
     ----------
@@ -79,9 +78,13 @@ def models_table(
     chosen = [model["model_id"] for model in models if model["promoted"]]
     lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
-        last = decisions[-1]
-        at = _utc_minute(last["promoted_at"])
-        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+        shown = decisions[-MOST_DECISIONS:]
+        lines.append(f"Last {len(shown)} of {len(decisions)} decisions (--json has all), in UTC:")
+        lines += [
+            f"  {_utc_minute(one['promoted_at'])}  {one['step']}: {one['model_id'] or 'shrinkage'}, "
+            f"by {one['promoted_by']}: {one['why']}"
+            for one in shown
+        ]
     elif chosen:
         lines.append("Nothing was ever decided: the newest is active.")
     lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
@@ -141,8 +144,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
     if step is None:
         first = f"{model_id} is kept and not used: {outcome['why']}."
     else:
-        did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
-        first = f"{model_id} {did}: {outcome['why']}."
+        first = f"{model_id} {STEPS[step]}: {outcome['why']}."
     if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
     return [first, *_active_lines(outcome)]
@@ -181,14 +183,12 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
 
 def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
     promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
-    if not outcome["written"]:
-        return [f"Active, as before: {before}."]
     if promoted == model_id:
         return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
     if promoted == "shrinkage":
         none = "Active: shrinkage, which needs no training."
         return [none, f"Promote it all the same: helios model promote {model_id}"]
-    compare = f"Compare both: helios model compare {promoted} {model_id}"
+    compare = f"Compare both: helios model evaluate --model {promoted} --model {model_id}"
     return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
 
 
@@ -247,8 +247,6 @@ class OrderValue:
         gpus or cpus.
     replays : mapping of QueueSummary
         Summaries by the names of ``REPLAY_NAMES``. Today's and the oracle's are always there.
-    check : OrderCheck, optional
-        The verdict on the live order, over draws. None where there is only this one replay.
     notes : tuple of str
         Assumptions, for a person.
     """
@@ -257,7 +255,6 @@ class OrderValue:
     gpus_per_node: int
     resource: str
     replays: Mapping[str, QueueSummary]
-    check: OrderCheck | None = None
     notes: tuple[str, ...] = ()
 
     def share(self, name: str) -> float | None:
@@ -279,7 +276,6 @@ class OrderValue:
             "nodes": dict(self.nodes),
             "gpus_per_node": self.gpus_per_node,
             "resource": self.resource,
-            "order_check": None if self.check is None else self.check.to_json(),
             "share_of_oracle_gain": self.share(MODEL),
             "replays": {
                 name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
@@ -311,8 +307,3 @@ def value_table(value: OrderValue) -> RenderableType:
             cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
             table.add_row(*cells, style="bold" if name == MODEL else None)
     return table
-
-
-def value_headline(value: OrderValue) -> list[str]:
-    """Return the verdict on the live order, or why there is none."""
-    return [SINGLE_REPLAY] if value.check is None else value.check.sentences()

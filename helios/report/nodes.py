@@ -150,10 +150,11 @@ class NodeStatus:
         if self.kept_awake:
             yield f"{escape(self.kept_awake)}."
         if self.protected:
-            yield f"PROTECTED: {escape(self.protected)}. To end it: helios power clear"
+            yield f"PROTECTED: {escape(self.protected)}. To end it: helios power --clear all"
         for node, observed in self.quarantined.items():
             name = escape(node)
-            yield f"{name} is left alone, it failed to wake: {escape(observed)}. Once mended: helios power clear {name}"
+            mend = f"Once mended: helios power --clear {name}"
+            yield f"{name} is left alone, it failed to wake: {escape(observed)}. {mend}"
         if self.use_unknown:
             yield f"No node is put to sleep: {escape(self.use_unknown)}"
         yield self._pools()

@@ -1,17 +1,16 @@
-"""Explanation of one prediction, as a screen and in sentences."""
+"""Explanation of one prediction, as tables and in sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.model.frames import plain
 from helios.report.tables import counted, plain_table
 from helios.units import duration, duration_in_words
 
@@ -85,103 +84,43 @@ class PastJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """A job with its explained prediction.
+class PredictionSteps:
+    """How the prediction of a job came about, as it was known at its submission.
 
     Attributes
     ----------
-    cluster, job_id, user, account, partition, name, state : str
-        The job. Empty where unknown.
-    restart : int
-        Number of its run, from 0.
-    gpus, cpus, time_limit_s : float
-        NaN for unknown, inf for unlimited.
-    submitted_at, known_at : datetime
-        Its submission, and the time up to which past jobs were used.
+    user, account : str
+        Of the job. Empty where unknown.
     explained : Explained
         The prediction.
     alike : tuple of PastJob
         Similar jobs, the most similar first.
     run_time_s : float
         True run time. NaN where it is unknown or the job has not ended.
-    elapsed_s : float
-        Run time so far. NaN where the job does not run.
-    remaining_s : tuple of float, optional
-        p10, p50 and p90 of the remaining run time. None where the job does not run.
     notes : tuple of str
         Notes for the reader.
     """
 
-    cluster: str
-    job_id: str
     user: str
     account: str
-    partition: str
-    name: str
-    state: str
-    restart: int
-    gpus: float
-    cpus: float
-    time_limit_s: float
-    submitted_at: datetime
-    known_at: datetime
     explained: Explained
     alike: tuple[PastJob, ...] = ()
     run_time_s: float = float("nan")
-    elapsed_s: float = float("nan")
-    remaining_s: tuple[float, float, float] | None = None
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values.
+    def lines(self) -> Iterator[str]:
+        """Yield how far off the prediction was, and what it rests on."""
+        p10_s, _, p90_s = self.explained.quantiles_s
+        if not np.isnan(self.run_time_s):
+            place = "within" if p10_s <= self.run_time_s <= p90_s else "below" if self.run_time_s < p10_s else "above"
+            yield f"It ran {place} that range."
+        yield rests_on(self.explained.basis, self.explained.recent, user=self.user, account=self.account)
+        yield from (f"Note: {note}." for note in self.notes)
 
-        Unknown and unlimited values are null.
-        """
-        found: dict[str, Any] = plain(self)
-        explained = found.pop("explained")
-        p10_s, p50_s, p90_s = explained.pop("quantiles_s")
-        return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained}
-
-
-def explanation_screen(found: Explanation) -> RenderableType:
-    """Return an explained prediction for a terminal of 80 columns.
-
-    It has the prediction, the contributions to it, and similar jobs.
-    """
-    parts: list[RenderableType] = [escape(line) for line in answer_lines(found)]
-    parts += ["", _contributions(found.explained), ""]
-    parts.append(_similar_jobs(found.alike) if found.alike else "No past job had its user, account, size or name.")
-    if found.notes:
-        parts += ["", *(escape(f"Note: {note}.") for note in found.notes)]
-    return Group(*parts)
-
-
-def answer_lines(found: Explanation) -> list[str]:
-    """Return the explanation as sentences.
-
-    They name the job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
-    """
-    run = f", run {found.restart + 1}" if found.restart else ""
-    whose = f" of {_shorten(found.user)}" if found.user else ""
-    where = f" in {found.partition}" if found.partition else ""
-    limit = f", limit {_limit(found.time_limit_s, duration_in_words)}" if not np.isnan(found.time_limit_s) else ""
-    when = "" if found.known_at == found.submitted_at else f" as of {found.known_at:%Y-%m-%d %H:%M} UTC"
-    p10_s, p50_s, p90_s = found.explained.quantiles_s
-    low, middle, high = map(duration_in_words, (p10_s, p50_s, p90_s))
-    lines = [
-        f"Job {found.job_id}{run}{whose} on {found.cluster}{where}: {_size(found.gpus, found.cpus)}{limit}, submitted "
-        f"{found.submitted_at:%Y-%m-%d %H:%M} UTC.",
-        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {found.explained.source}).",
-    ]
-    if not np.isnan(found.run_time_s):
-        place = "within" if p10_s <= found.run_time_s <= p90_s else "below" if found.run_time_s < p10_s else "above"
-        state = f" ({found.state})" if found.state else ""
-        lines.append(f"It ran {duration_in_words(found.run_time_s)}{state}, {place} that range.")
-    if found.remaining_s is not None:
-        low, middle, high = map(duration_in_words, found.remaining_s)
-        ran = duration_in_words(found.elapsed_s)
-        lines.append(f"It has run {ran}; {middle} remain, in 8 of 10 such cases {low} to {high}.")
-    return [*lines, rests_on(found.explained.basis, found.explained.recent, user=found.user, account=found.account)]
+    def tables(self) -> Iterator[RenderableType]:
+        """Yield the contributions to the prediction, and the most similar past jobs."""
+        yield _contributions(self.explained)
+        yield _similar_jobs(self.alike) if self.alike else "No past job had its user, account, size or name."
 
 
 def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:

@@ -172,7 +172,7 @@ def load_table(answer: Mapping[str, Any]) -> RenderableType:
     rejects = sorted(answer["rejects"].items(), key=lambda item: -item[1])
     rows = [(escape(reason), f"{count:,}") for reason, count in rejects]
     table = plain_table("Rows that make no sense", "Rows", rows=rows)
-    return Group(head, "", table, "They are kept with their line and text: helios trace rejects")
+    return Group(head, "", table, "They are kept with their line and text: helios trace describe")
 
 
 def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:

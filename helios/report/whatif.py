@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.queue import QueueSummary
 from helios.model import SIZE_NAMES, UNKNOWN_NODE, NodeSizes, Sizes, size_class
-from helios.report.order_check import OrderCheck
+from helios.report.verdict import (
+    NOBODY_WAITS,
+    PLAIN,
+    SINGLE_REPLAY,
+    OrderVerdict,
+    RecordedWaits,
+    compare_recorded,
+)
 from helios.units import as_count, best_unit, change, count_in_words, duration_in_words
 
 POLICY_NAMES = {
@@ -28,19 +35,12 @@ POLICY_NAMES = {
     "slurm_otherwise": "Slurm, other settings",
 }
 BACKFILL_NAMES = {"none": "", "skip": " + skip", "easy": " + EASY ({})", "nodes": " + nodes ({})"}
-PLAIN = "plain FIFO + EASY"
-LEAST_RECORDED = 0.5
-"""Share of jobs with a recorded start from which waits are compared."""
-DIFFERENCE, DIFFERENCE_S = 2.0, 60.0
-"""Ratio and difference, s, of recorded and replayed mean waits beyond which a replay is not what the site has.
-
-Orders are compared for gains of a third to a half, which a baseline that is off by two hides.
-"""
-
 SAME = 0.02
 """Relative difference of waits below which nothing is called different."""
 SAME_S = 1.0
 """Difference below which nobody would notice, s."""
+PROPOSALS = ("qssf", "service", "sjf")
+"""Policies that Helios can run live, the first that was replayed; other replays are controls."""
 LOSERS, GAINERS = 10, 5
 """Users and jobs that a page names: those who wait longer most, and those who gain most."""
 HOUR_S = 3_600
@@ -193,30 +193,6 @@ class JobNames:
     users: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedWaits:
-    """Recorded and replayed mean wait of the same jobs, s."""
-
-    jobs: int
-    recorded_s: float
-    replayed_s: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether the replay waits another time than the site."""
-        low_s, high_s = sorted((self.recorded_s, self.replayed_s))
-        return high_s - low_s >= DIFFERENCE_S and high_s > DIFFERENCE * low_s
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "jobs": self.jobs,
-            "mean_wait_s": self.recorded_s,
-            "replayed_mean_wait_s": self.replayed_s,
-            "differs": self.differs,
-        }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WhatIf:
     """Replays of one window of one cluster's history.
@@ -233,10 +209,8 @@ class WhatIf:
         What was assumed.
     named : JobNames, optional
         The jobs, users and partitions by name. None where not given.
-    check : OrderCheck, optional
-        The verdict on the live order, over draws. None where there is only this one replay.
-    live : mapping, optional
-        Parts of a replay, as :func:`scenario_label` takes them, that are the site's live setting. None where not asked.
+    verdict : OrderVerdict, optional
+        On the live order, over draws. None where there is only this one replay.
     recorded_wait_s : float array of shape (jobs,), optional
         Recorded wait of each job, s, NaN where unknown.
     capacity : ClusterCapacity, optional
@@ -253,19 +227,14 @@ class WhatIf:
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
     named: JobNames | None = None
-    check: OrderCheck | None = None
-    live: Mapping[str, Any] | None = None
+    verdict: OrderVerdict | None = None
     recorded_wait_s: NDArray[np.float64] | None = None
     capacity: ClusterCapacity | None = None
     interrupted: bool = False
 
-    def is_live(self, run: Run) -> bool:
-        """Return whether a replay has the site's live setting."""
-        return self.live is not None and all(getattr(run, name) == part for name, part in self.live.items())
-
     def label_in_table(self, run: Run) -> str:
         """Return the label of a replay with its marks."""
-        marks = {" (today)": run.is_own_order, " (plain)": run.is_plain, " (live)": self.is_live(run)}
+        marks = {" (today)": run.is_own_order, " (plain)": run.is_plain}
         return run.label + "".join(mark for mark, holds in marks.items() if holds)
 
     @property
@@ -308,36 +277,38 @@ class WhatIf:
 
     @property
     def recorded(self) -> RecordedWaits | None:
-        """Recorded waits beside those of the baseline.
+        """Recorded waits beside those of plain FIFO + EASY.
 
-        None where too few starts are known.
+        None where too few starts are known, or it was not replayed.
         """
-        if self.recorded_wait_s is None:
-            return None
-        known = np.isfinite(self.recorded_wait_s)
-        if known.mean() < LEAST_RECORDED:
-            return None
-        return RecordedWaits(
-            jobs=int(known.sum()),
-            recorded_s=float(self.recorded_wait_s[known].mean()),
-            replayed_s=float(self.baseline.wait_s[known].mean()),
-        )
+        if self.verdict is not None:
+            return self.verdict.recorded
+        return compare_recorded(self.recorded_wait_s, self.baseline.wait_s) if self.baseline.is_plain else None
 
-    def recorded_sentences(self) -> list[str]:
-        """Return the recorded mean wait beside the replayed.
+    @property
+    def has_no_waits(self) -> bool:
+        """Whether waits are too short in every replay to be compared."""
+        return max(run.summary.mean_wait_s for run in self.runs) < SAME_S
 
-        With a warning where they differ.
+    def headline(self) -> list[str]:
+        """Return the verdict on the live order, and the recorded wait."""
+        if self.verdict is not None:
+            return self.verdict.sentences()
+        recorded = [] if self.recorded is None else self.recorded.sentences()
+        return [NOBODY_WAITS if self.has_no_waits else SINGLE_REPLAY, *recorded]
+
+    @property
+    def proposal(self) -> Run | None:
+        """The replay that a page compares with the baseline.
+
+        It is what Helios does live by default. If that was not replayed, it is the replay with the smallest mean wait:
+        of the first of ``PROPOSALS`` that was replayed, or else of all feasible replays. None where only the baseline
+        is feasible.
         """
-        found, baseline = self.recorded, self.baseline
-        if found is None or not baseline.is_plain:
-            return []
-        waits = f"{duration_in_words(found.replayed_s)} where {duration_in_words(found.recorded_s)} was recorded"
-        if not found.differs:
-            return [f"The mean wait under {PLAIN} is {waits}."]
-        return [
-            f"Not what this site has: the mean wait under {PLAIN} is {waits}. Gains against the replay are no gains at "
-            "the site. Its own rules are replayed by: helios whatif slurm"
-        ]
+        chosen = [run for run in self.feasible if run.is_live_default]
+        for policy in PROPOSALS:
+            chosen = chosen or [run for run in self.feasible if run.policy == policy]
+        return min(chosen or self.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
 
     @property
     def unit(self) -> str:
@@ -368,8 +339,8 @@ class WhatIf:
             "to": last.isoformat(),
             "notes": list(self.notes),
             "recorded_wait": None if self.recorded is None else self.recorded.to_json(),
-            "order_check": None if self.check is None else self.check.to_json(),
-            "runs": [run.to_json() | ({"live": True} if self.is_live(run) else {}) for run in self.runs],
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
+            "runs": [run.to_json() for run in self.runs],
         }
 
 

@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.model import SIZE_CLASSES, SIZE_HEADS
-from helios.report.significance import CRITERIA, Difference, Differences, format_signed, headline
 from helios.report.tables import WIDE, plain_table
 from helios.report.whatif import Run, WhatIf
 from helios.units import change, duration, percent
@@ -49,29 +48,7 @@ def whatif_table(result: WhatIf, *, width: int) -> RenderableType:
         f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    return Group(*map(escape, headline(result)), "", caption, "", table)
-
-
-def differences_table(found: Differences) -> RenderableType:
-    """Show each replay's difference from the baseline with its interval.
-
-    Readable at 80 columns.
-    """
-    base = found.baseline
-    table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
-    table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
-    for other in found.others:
-        table.add_row(escape(other.label), *(_difference_cell(other.differences[name]) for name in found.shown))
-    return Group(f"{found.method} {found.not_covered}", "", table)
-
-
-def _difference_cell(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    if found.low is None or found.high is None:
-        return format_signed(found.value)
-    interval = f"[dim]{format_signed(found.low)}..{format_signed(found.high)}[/]"
-    return f"no difference\n{interval}" if found.is_none else f"[bold]{format_signed(found.value)}[/]\n{interval}"
+    return Group(*map(escape, result.headline()), "", caption, "", table)
 
 
 def best_figures(runs: Sequence[Run]) -> dict[str, float]:

@@ -123,7 +123,7 @@ def read_conf(path: Path, notes: list[str]) -> str:
     ConfigurationInvalid
         Files include each other without an end.
     """
-    hint = "Give a copy of it: --conf FILE"
+    hint = "Give a copy of it: --slurm-conf FILE"
     return "".join(f"{statement}\n" for _, _, statement in read_statements(path, hint=hint, notes=notes))
 
 

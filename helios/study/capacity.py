@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 import pandas as pd
@@ -137,6 +138,8 @@ class NodeShapes:
         NaN where unknown.
     gpu_type : tuple of str
         Empty where unknown.
+    share_with : float64 array of shape (n_partition_names,)
+        Share of the nodes of each partition that have the resource. NaN where the cluster does not say which it has.
     out : BusyIntervals
         When nodes were out of service, disjoint on each node.
     """
@@ -148,6 +151,7 @@ class NodeShapes:
     cpus: NDArray[np.float64]
     memory_mib: NDArray[np.float64]
     gpu_type: tuple[str, ...]
+    share_with: NDArray[np.float64]
     out: BusyIntervals
 
 
@@ -226,7 +230,7 @@ def find_capacity(
     nodes: pd.DataFrame | None = None,
     events: pd.DataFrame | None = None,
     given: Mapping[str, int] | None = None,
-    units_per_node: int = 1,
+    units_per_node: float = 1,
 ) -> Capacity:
     """Return the capacity in service in a window.
 
@@ -240,8 +244,8 @@ def find_capacity(
         Columns of ``NODE_EVENTS``.
     given : mapping, optional
         Nodes of each partition. One name that no job uses, or ``all``, pools every job there.
-    units_per_node : int
-        GPUs or CPUs of each node of ``given``.
+    units_per_node : float
+        GPUs or CPUs of each node of ``given``, on average.
     """
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone)
     if given:
@@ -259,7 +263,7 @@ def find_capacity(
             units=np.repeat(units[:, None], n_days, axis=1),
             source="given",
             at_least=False,
-            units_per_node=(units_per_node if units_per_node > 1 else 0,) * len(names),
+            units_per_node=(ceil(units_per_node) if units_per_node > 1 else 0,) * len(names),
         )
     else:
         placement = find_placement(history)
@@ -344,6 +348,7 @@ def _from_nodes(
         cpus=one["cpus"].to_numpy(dtype=np.float64),
         memory_mib=one["memory_mib"].to_numpy(dtype=np.float64),
         gpu_type=tuple("" if pd.isna(kind) else str(kind) for kind in one["gpu_type"]),
+        share_with=_share_with_resource(history, nodes),
         out=out,
     )
     return Capacity(
@@ -358,6 +363,19 @@ def _from_nodes(
         nodes=shapes,
         placement=placement,
     )
+
+
+def _share_with_resource(history: StudyHistory, nodes: pd.DataFrame | None) -> NDArray[np.float64]:
+    """Return the share of nodes with the resource in each partition.
+
+    It is NaN where its nodes are not known.
+    """
+    shares = dict[str, float]()
+    if nodes is not None:
+        has_it = nodes[history.resource].fillna(0) > 0
+        shares = {str(name): float(share) for name, share in has_it.groupby(nodes["partition"]).mean().items()}
+    values = [[shares.get(name, np.nan) for name in value.split(",")] for value in history.partition.values]
+    return np.array([np.mean(value) for value in values], dtype=np.float64)
 
 
 def _out_of_service(

@@ -11,28 +11,27 @@ import typer
 from typer import Argument, Option
 
 from helios.cli.options import (
+    OUT,
     AsJson,
     HistoryOptions,
     Machine,
-    OfResource,
+    Partitions,
     Report,
+    Since,
+    Until,
     WindowOptions,
     configuration,
     described,
     expand,
-    moment,
     refuse_misplaced,
     select_cluster,
+    split_words,
 )
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import UsageError
 
 commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
 Audience = Literal["admin", "manager", "paper"]
-Since = Annotated[
-    str | None, Option("--from", help="Begin of the window. Default: from when on the record is complete.")
-]
-Until = Annotated[str | None, Option("--to", help="End of the window. Default: the end of the record.")]
 
 
 @commands.callback(invoke_without_command=True)
@@ -44,15 +43,12 @@ def study_(
     machine: Machine,
     since: Since = None,
     until: Until = None,
-    partition: Annotated[list[str] | None, Option(help="Only jobs of this partition. Repeatable.")] = None,
+    partition: Partitions = None,
     audience: Annotated[
         Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
     ] = "admin",
-    resource: OfResource = None,
     report: Report = None,
-    out: Annotated[
-        Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
-    ] = None,
+    out: Annotated[Path | None, Option(help=OUT)] = None,
     keep: Annotated[bool, Option("--keep", help="Also keep it as the latest study, which helios web shows.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,15 +56,15 @@ def study_(
 
     It gives twenty statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
     verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
-    inside the window. See docs/study.md.
+    inside the window. --out gets the statements, and each figure as CSV and PDF. See docs/study.md.
 
-    Example: helios study --cluster venus --from 2020-05-01 --to 2020-06-01 --report study.html
+    Example: helios study --cluster venus --from 2020-05 --to 2020-05 --report study.html
     """
     if context.invoked_subcommand is not None:
         return
+    from helios.study.proposals import Source  # noqa: PLC0415 - as above
     from helios.study.study import (  # noqa: PLC0415 - see cli.replays
         NodeRecords,
-        command_source,
         load_study,
         store_study,
         study,
@@ -76,14 +72,14 @@ def study_(
     )
     from helios.study.text import statement_tables  # noqa: PLC0415 - as above
 
-    settings = configuration().settings
+    settings, window = configuration().settings, WindowOptions(since=since, until=until)
+    partitions = split_words(partition)
     with progress_bars() as progress:
         if source.trace is None:
-            source.refuse_file_options()
             loaded, records = load_study(
                 url=settings.database.url,
                 cluster=select_cluster(source.cluster),
-                window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
+                window=window.bounds,
                 progress=progress,
             )
         else:
@@ -91,10 +87,9 @@ def study_(
         loaded = described(
             loaded,
             settings=settings,
-            window=WindowOptions(since=since, until=until),
+            window=window,
             machine=machine,
-            resource=resource,
-            partitions=partition or (),
+            partitions=partitions,
         )
         if machine.nodes is not None:
             fields = machine.request_fields(settings, loaded.capacity)
@@ -107,10 +102,10 @@ def study_(
             given_away.pop(),
             since=bounds[0],
             until=bounds[1],
-            partitions=partition or (),
-            resource=resource or size,
+            partitions=partitions,
+            resource=size,
             records=records,
-            source=command_source(source.trace, cluster=source.cluster, timezone=source.timezone),
+            source=Source(trace=source.trace, machine=machine.as_arguments(), partitions=partition or ()),
             progress=progress,
         )
     print_notes(found.notes)

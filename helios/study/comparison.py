@@ -98,8 +98,9 @@ def _label(found: Mapping[str, Any]) -> str:
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> StudyDifference:
     first, second = one.get("value"), other.get("value")
-    # Shares of GPU hours and of CPU hours are two things.
-    known = first is not None and second is not None and one.get("unit") == other.get("unit")
+    # Shares of GPU hours and of CPU hours are two things, and so are hours of nodes and hours of what was asked for.
+    ways = {(study.get("unit"), (study.get("parts") or {}).get("level")) for study in (one, other)}
+    known = first is not None and second is not None and len(ways) == 1
     difference = float(second) - float(first) if known else None  # type: ignore[arg-type]  # because both are known
     bounds = [study.get(bound) for study in (one, other) for bound in ("low", "high")]
     low = high = None

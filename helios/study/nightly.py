@@ -49,7 +49,7 @@ def weekly_changes(warehouse: Warehouse, cluster: str, *, timezone: str, end: da
 
 def store_latest(settings: Settings, cluster: str, *, now: datetime) -> str:
     """Store the study of four weeks for the web page, and say where."""
-    loaded, records = load_study(url=settings.database.url, cluster=cluster, window=lambda _: (now - STUDIED, now))
+    loaded, records = load_study(url=settings.database.url, cluster=cluster, window=lambda *_: (now - STUDIED, now))
     if loaded.jobs.empty:
         return "no study: no jobs in four weeks"
     result = study(loaded, since=now - STUDIED, until=now, records=records)

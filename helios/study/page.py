@@ -461,7 +461,7 @@ def _first_sentences(statements: Sequence[Statement]) -> list[str]:
     for statement in first_statements(statements):
         sentences.append(statement.sentence)
         if statement.command:
-            sentences.append(f"Try: {statement.command}")
+            sentences.append(f"Try: {statement.command} (it shows {statement.command_shows})")
     return sentences or ["This history says nothing that could be stated with figures."]
 
 

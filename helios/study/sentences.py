@@ -63,6 +63,12 @@ def _with(sentence: str, *more: str | None) -> str:
     return " ".join([sentence, *(text for text in more if text)])
 
 
+def _of_service(finding: Finding) -> str:
+    """Return what share of the hours in service a value is, in brackets."""
+    served = finding.parts.get("share_of_service")
+    return "" if served is None else f" ({percent(served, 1)} of those in service)"
+
+
 def _idle_elsewhere(finding: Finding, unit: str) -> str:
     parts = finding.parts
     pooled = parts.get("pooled")
@@ -77,10 +83,10 @@ def _idle_elsewhere(finding: Finding, unit: str) -> str:
     most = max(lenders, key=lambda name: float(lenders[name]["lent"]), default=None)
     where = f", most of them in {most}" if most is not None and lenders[most]["lent"] > 0 and len(lenders) > 1 else ""
     return _with(
-        f"{_value(finding, 'hours a week')} {unit} hours a week idled in one partition while jobs that fit waited in "
-        f"another{where}.",
+        f"{_value(finding, 'hours a week')} {unit} hours a week{_of_service(finding)} idled in one partition while "
+        f"jobs that fit waited in another{where}.",
         f"Were all nodes one pool, it would be at most {pooled * WEEK_HOURS:,.0f}." if pooled else None,
-        "Nodes are not known, only how much was free." if parts.get("level") == "counts" and len(lenders) > 1 else None,
+        "Nodes are not known, only how much was free: an upper bound." if parts.get("upper_bound") else None,
     )
 
 
@@ -88,16 +94,18 @@ def _unusable(finding: Finding, unit: str) -> str:
     reasons = finding.parts.get("reasons") or {}
     why = max(reasons, key=lambda name: float(reasons[name]), default=None)
     return _with(
-        f"{_value(finding, 'hours a week')} {unit} hours a week were free while jobs waited, and no waiting job could "
-        "use them.",
+        f"{_value(finding, 'hours a week')} {unit} hours a week{_of_service(finding)} were free while jobs waited, and "
+        "no waiting job could use them.",
         f"The first reason: {why}." if why is not None and reasons[why] > 0 else None,
+        "Nodes are not known, only how much was free: a lower bound." if finding.parts.get("lower_bound") else None,
     )
 
 
 def _behind_oldest(finding: Finding, unit: str) -> str:
-    return (
-        f"{_value(finding, 'hours a week')} {unit} hours a week idled in a partition while its oldest waiting job did "
-        "not fit and a younger one would have."
+    return _with(
+        f"{_value(finding, 'hours a week')} {unit} hours a week{_of_service(finding)} idled in a partition while its "
+        "oldest waiting job did not fit and a younger one would have.",
+        "Nodes are not known, only how much was free: an upper bound." if finding.parts.get("upper_bound") else None,
     )
 
 
@@ -139,11 +147,10 @@ def _long_failures(finding: Finding, unit: str) -> str:
 
 
 def _repeated_failures(finding: Finding, unit: str) -> str:
-    base = _part(finding, "share_that_fails_after_success")
-    streaks = _part(finding, "share_of_hours_in_streaks", 1)
+    again, base = (_part(finding, f"share_that_fails_after_{end}") for end in ("failure", "success"))
     return _with(
-        f"A job whose last alike failed fails in {_value(finding)} of cases" + (f", else in {base}." if base else "."),
-        f"{streaks} of {unit} hours were in the third or a later failure in a row." if streaks else None,
+        f"{_value(finding)} of {unit} hours were in the third or a later failure in a row.",
+        f"A job whose last alike failed fails in {again} of cases" + (f", else in {base}." if base else "."),
     )
 
 
@@ -168,7 +175,7 @@ def _concentration(finding: Finding, unit: str) -> str:
     who = count_in_words(int(top), "user") if top else "5 %"
     return _with(
         f"The busiest {who} of {finding.n:,} held {_value(finding)} of {unit} hours.",
-        f"They had {waited} of all waiting." if waited else None,
+        f"They had {waited} of the hours that jobs waited in the window for their first start." if waited else None,
     )
 
 
@@ -179,24 +186,26 @@ def _who_waits(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same w
         f"Half of the shorter jobs (up to {duration_in_words(parts['median_run_time_s'])}) spent {_value(finding)} or "
         "more of their completion waiting"
         + (f", half of the longer ones {percent(long)}." if long is not None else "."),
-        f"The median wait was {rounded_duration(parts['wait_p50_s'])}, the longest "
-        f"{rounded_duration(parts['longest_wait_s'])}.",
+        f"Of the jobs that started and ended, half waited at most {rounded_duration(parts['wait_p50_s'])}, the longest "
+        f"{rounded_duration(parts['longest_wait_s'])}; the mean is {duration_in_words(parts['mean_wait_s'])}.",
     )
 
 
 def _short_behind_long(finding: Finding, unit: str) -> str:
     short = _part(finding, "share_of_waiting_of_short_jobs")
     return _with(
-        f"{_value(finding)} of all waiting was by jobs below 15 min while jobs above 6 h held the {unit}s.",
-        f"Jobs below 15 min had {short} of all waiting." if short else None,
+        f"{_value(finding)} of the hours that jobs waited in the window for their first start were of jobs below 15 "
+        f"min while jobs above 6 h held the {unit}s.",
+        f"Jobs below 15 min waited {short} of these hours." if short else None,
     )
 
 
 def _repetition(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
-    correlation = finding.parts.get("rank_correlation")
+    repeated = _part(finding, "share_of_jobs")
     return _with(
-        f"{_value(finding)} of jobs repeat one of the same user and size that had ended before.",
-        f"The rank correlation of their run times is {correlation:.2f}." if correlation is not None else None,
+        f"The run times of jobs and of the last job alike that had ended before have the rank correlation "
+        f"{_value(finding, 'correlation')} (0: it says nothing, 1: it says which jobs are longer).",
+        f"{repeated} of jobs have such a job of the same user and size." if repeated else None,
         "Ends are assumed, since no starts are recorded." if finding.parts.get("ends_assumed") else None,
     )
 
@@ -254,8 +263,9 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
         f"CPU jobs held {unit} nodes for {_value(finding, 'hours a week')} node hours a week while jobs with {unit}s "
         "waited there",
         f"({every:,.0f} in all)." if every is not None else ".",
-        f"Nodes are not known: each job counts with all that it asked for, in the partitions of jobs with {unit}s."
-        if finding.parts.get("level") == "partitions"
+        f"The nodes of jobs are not known: each counts alone with all that it asked for, in partitions of {unit} nodes "
+        "only: an upper bound."
+        if finding.parts.get("upper_bound")
         else None,
     )
 
@@ -273,13 +283,13 @@ WORDS: Mapping[int, Words] = {
     5: Words("utilization", "Use and its swing", "share", _utilization),
     6: Words("imbalance", "Use of partitions against each other", "share", _imbalance),
     7: Words("long_failures", "Hours in jobs that failed after more than an hour", "share", _long_failures),
-    8: Words("repeated_failures", "Failures that repeat", "share", _repeated_failures),
+    8: Words("repeated_failures", "Hours in failures that repeat", "share", _repeated_failures),
     9: Words("hours_at_time_limit", "Hours in jobs that ended at their time limit", "share", _at_limit),
     10: Words("long_time_limits", "Limits asked too long", "ratio", _long_limits),
     11: Words("concentration", "Who holds the {unit}s", "share", _concentration),
     12: Words("who_waits", "Who waits", "share", _who_waits),
     13: Words("short_behind_long", "Short jobs behind long ones", "share", _short_behind_long),
-    14: Words("repetition", "Jobs that repeat an earlier one", "share", _repetition),
+    14: Words("repetition", "What an earlier job tells of run times", "correlation", _repetition),
     15: Words("bursts", "Bursts of submissions", "ratio", _bursts),
     16: Words("one_gpu_jobs", "Work for a shared or small GPU", "share", _one_gpu),
     17: Words("large_and_long_jobs", "Large and long holders", "share", _large_and_long),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,11 +13,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from helios.app.history import LoadedHistory, choose_cluster, live_window
+from helios.app.clusters import choose_cluster, live_window
+from helios.app.history import LoadedHistory
 from helios.config import Energy
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.blocks import Finding
-from helios.metrics.capacity import ClusterCapacity
+from helios.metrics.capacity import WHOLE, CapacitySource, ClusterCapacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.window import RECORD_COLUMNS, record_window
 from helios.model import UntrackedGpus
@@ -29,10 +29,11 @@ from helios.report.stored_study import StoredStudy, study_path
 from helios.study.capacity import Capacity, find_capacity
 from helios.study.figures.catalog import study_figures
 from helios.study.figures.source import FigureData, FigureSource, NamedLevel, compare_clusters
+from helios.study.proposals import Source
 from helios.study.statements import jobs as job_findings
 from helios.study.statements import levels
 from helios.study.statements.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
-from helios.study.text import Source, Statement, statements
+from helios.study.text import Statement, statements
 from helios.units import HOUR_S
 from helios.warehouse import Warehouse
 
@@ -50,14 +51,14 @@ class NodeRecords:
         Columns of ``NODES`` and ``NODE_EVENTS``.
     given : mapping, optional
         Nodes of each partition, given by a person. They replace what is recorded.
-    units_per_node : int
+    units_per_node : float
         GPUs or CPUs of a node in ``given``.
     """
 
     nodes: pd.DataFrame | None = None
     events: pd.DataFrame | None = None
     given: Mapping[str, int] | None = None
-    units_per_node: int = 8
+    units_per_node: float = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ def load_study(
     *,
     url: str,
     cluster: str | None,
-    window: Callable[[str], tuple[datetime | None, datetime | None]],
+    window: Callable[[str, datetime | None], tuple[datetime | None, datetime | None]],
     progress: Progress = no_progress,
 ) -> tuple[LoadedHistory, NodeRecords]:
     """Read the jobs and nodes of a cluster from the warehouse.
@@ -224,7 +225,8 @@ def load_study(
     Parameters
     ----------
     window : callable
-        Returns begin and end of the window for the cluster's time zone, each None where it has no bound.
+        Returns begin and end of the window for the time zone and the end of a history that is not live, each None where
+        it has no bound.
 
     Raises
     ------
@@ -237,8 +239,9 @@ def load_study(
     with Warehouse.open(url) as warehouse:
         row = choose_cluster(warehouse, cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
-        since, until = window(timezone)
         covered, record = live_window(warehouse, name), None
+        last = row["last_submitted_at"]
+        since, until = window(timezone, None if covered or pd.isna(last) else last.to_pydatetime())
         if since is not None or until is not None:
             # A part of the jobs does not tell in which window the record is complete.
             record = record_window(warehouse.jobs(name, columns=RECORD_COLUMNS), asked=covered)
@@ -283,7 +286,7 @@ def study(
     records : NodeRecords, optional
         The nodes.
     source : Source, optional
-        Options that select the history in the commands of the statements.
+        Where the history comes from, for the commands of the statements.
 
     Raises
     ------
@@ -312,7 +315,7 @@ def study(
             f"No job of {history.cluster} was submitted, waited or ran in the window{spans}.",
             hint="Choose --from and --to within it.",
         )
-    records = records or NodeRecords()
+    records = _with_size(records or NodeRecords(), size)
     capacity = find_capacity(
         history,
         nodes=records.nodes,
@@ -323,14 +326,13 @@ def study(
     idle = idle_by_day(history, capacity) if history.has_starts and capacity.total.any() else None
     findings = find_all(history, capacity, records, idle, progress=progress)
     progress("Studying", 1.0)
-    source = replace(source or Source(), nodes=_nodes(capacity, records))
     return Study(
         history=history,
         capacity=capacity,
         size=size,
         idle=idle,
         findings=tuple(findings),
-        statements=tuple(statements(findings, unit=history.unit, source=source)),
+        statements=tuple(statements(findings, history, size=size, source=source or Source())),
         notes=(*notes, *_notes(history), *capacity.notes),
     )
 
@@ -389,17 +391,16 @@ def find_all(
     return sorted(with_reasons, key=lambda finding: finding.number)
 
 
-def command_source(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
-    """Return the options that select a history in commands."""
-    cluster_option = ["--cluster", cluster] if cluster is not None else []
-    if trace is None:
-        return Source(options=shlex.join(cluster_option), cluster=shlex.join(cluster_option))
-    timezone_option = ["--timezone", timezone] if timezone is not None else []
-    return Source(
-        options=shlex.join(["--trace", str(trace), *timezone_option, *cluster_option]),
-        load=shlex.join(["helios", "trace", "load", str(trace), *timezone_option, *cluster_option]),
-        cluster=shlex.join(cluster_option),
-    )
+def _with_size(records: NodeRecords, size: ClusterCapacity | None) -> NodeRecords:
+    """Return the nodes that a file names where no others are known.
+
+    It is the header of a trace, or the file of a site.
+    """
+    if records.nodes is not None or records.given or size is None or not size.nodes:
+        return records
+    if size.source not in {CapacitySource.HEADER, CapacitySource.SITE}:
+        return records
+    return replace(records, given={WHOLE: size.nodes}, units_per_node=size.units / size.nodes)
 
 
 def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
@@ -412,13 +413,6 @@ def _select_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.Da
             hint=f"Partitions are: {', '.join(known[:20]) or 'not recorded here'}",
         )
     return jobs[jobs["partition"].isin(list(partitions))].reset_index(drop=True)
-
-
-def _nodes(capacity: Capacity, records: NodeRecords) -> int | None:
-    """Return the number of nodes, None where no node is known."""
-    if records.given:
-        return sum(records.given.values())
-    return None if capacity.nodes is None else len(capacity.nodes.names)
 
 
 def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | None]:

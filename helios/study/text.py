@@ -13,29 +13,50 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from helios.metrics.blocks import Estimate, Finding
+from helios.metrics.capacity import ClusterCapacity
+from helios.metrics.history import StudyHistory
 from helios.report.tables import plain_table
+from helios.study.proposals import Proposal, Source, propose
 from helios.study.sentences import WORDS, number_text, value_text
 
-OF_THE_WAREHOUSE = ("helios report", "helios model drift")
-"""Commands that read loaded clusters only."""
 SHOWN_FIRST = 3
 """Statements at the top of a page."""
-COMMANDS = {
-    1: "helios whatif --nodes {nodes}",
-    2: "helios power weights",
-    3: "helios whatif",
-    4: "helios energy whatif",
-    7: "helios report users",
-    8: "helios report users",
-    9: "helios report partitions",
-    10: "helios simulate --service soft_limits",
-    12: "helios whatif",
-    13: "helios whatif",
-    14: "helios model evaluate",
-    16: "helios report trials",
-    18: "helios model drift",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thresholds:
+    """Bounds of a value between which nothing is certain.
+
+    A value of at most ``nothing`` argues against the command, one above ``some`` for it. Bounds that are shares of
+    something name the part of the finding that says how much that is.
+    """
+
+    nothing: float
+    some: float
+    share_of: str = ""
+
+    def in_units_of(self, finding: Finding) -> tuple[float, float]:
+        """Return the bounds in the unit of the value."""
+        whole = finding.parts[self.share_of] if self.share_of else 1.0
+        return self.nothing * whole, self.some * whole
+
+
+THRESHOLDS: Mapping[int, _Thresholds] = {
+    1: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
+    2: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
+    3: _Thresholds(nothing=0.002, some=0.01, share_of="service_hours_per_week"),
+    4: _Thresholds(nothing=0.02, some=0.05),
+    7: _Thresholds(nothing=0.01, some=0.03),
+    8: _Thresholds(nothing=0.005, some=0.02),
+    9: _Thresholds(nothing=0.02, some=0.1),
+    10: _Thresholds(nothing=1.2, some=2.0),
+    12: _Thresholds(nothing=0.1, some=0.5),
+    13: _Thresholds(nothing=0.01, some=0.05),
+    14: _Thresholds(nothing=0.1, some=0.3),
+    16: _Thresholds(nothing=0.05, some=0.1),
+    19: _Thresholds(nothing=0.005, some=0.02),
 }
-"""What to type next, by finding."""
+"""Findings that argue for or against something; the others are for orientation."""
 
 
 class Verdict(StrEnum):
@@ -73,12 +94,14 @@ class Statement:
     verdict : Verdict
     sentence : str
         The statement with its figures.
-    command : str, optional
-        What to type next.
+    command, command_shows : str, optional
+        What to type next, and what that shows.
     hours_per_week : float, optional
         Resource hours at stake; the first statements of a page have the most.
     lacks : str
         What the history would have to record; empty where the value is known.
+    nothing_up_to, some_above : float, optional
+        Bounds of the verdict, in the unit of the value. None where the statement is for orientation.
     parts : dict
         Further figures.
     """
@@ -95,8 +118,11 @@ class Statement:
     verdict: Verdict
     sentence: str
     command: str | None
+    command_shows: str | None = None
     hours_per_week: float | None = None
     lacks: str = ""
+    nothing_up_to: float | None = None
+    some_above: float | None = None
     parts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,56 +130,22 @@ class Statement:
         return asdict(self)
 
     @property
+    def next_lines(self) -> list[str]:
+        """The command to type next, and what it shows, as lines."""
+        return [f"  {self.command}", f"  It shows {self.command_shows}."] if self.command else []
+
+    @property
     def shown_value(self) -> str:
         """The value with its interval and unit, as text."""
         return value_text(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Thresholds:
-    """Bounds of a finding between which nothing is certain.
-
-    A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. ``compared`` is the
-    part of the finding that is compared in place of the value.
-    """
-
-    nothing: float
-    some: float
-    compared: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a history comes from, as one types it behind a command.
-
-    Attributes
-    ----------
-    options : str
-        For commands that read any history; empty for none.
-    load : str
-        Command that loads the file first, for commands that read the warehouse. Empty where it is loaded.
-    cluster : str
-        Options that name the loaded cluster; empty for none.
-    nodes : int, optional
-        Nodes of the cluster.
-    """
-
-    options: str = ""
-    load: str = ""
-    cluster: str = ""
-    nodes: int | None = None
-
-
-def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> list[Statement]:
-    """Return all findings in words, by number.
-
-    Parameters
-    ----------
-    unit : str
-        ``GPU`` or ``CPU``.
-    """
+def statements(
+    findings: Sequence[Finding], history: StudyHistory, *, size: ClusterCapacity | None, source: Source
+) -> list[Statement]:
+    """Return all findings in words, by number."""
     ordered = sorted(findings, key=lambda finding: finding.number)
-    return [_statement(finding, unit, source) for finding in ordered]
+    return [_statement(finding, propose(finding, history, size, source), history.unit) for finding in ordered]
 
 
 def first_statements(found: Sequence[Statement]) -> list[Statement]:
@@ -180,7 +172,7 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
     """Return the statements for a terminal."""
     parts: list[RenderableType] = []
     for statement in first_statements(found):
-        parts += [escape(statement.sentence), *([escape(f"  {statement.command}")] if statement.command else []), ""]
+        parts += [escape(line) for line in (statement.sentence, *statement.next_lines)] + [""]
     known = [statement for statement in found if statement.verdict is not Verdict.UNKNOWN]
     rows = [
         (f"{one.number}", escape(one.title), one.shown_value, "-" if one.n is None else f"{one.n:,}", one.verdict)
@@ -195,17 +187,17 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
     return parts
 
 
-def _statement(finding: Finding, unit: str, source: Source) -> Statement:
-    estimate, words, command = finding.estimate, WORDS[finding.number], COMMANDS.get(finding.number)
-    verdict = _verdict(finding)
-    if verdict is Verdict.UNKNOWN:
-        sentence = f"Not known here: the history lacks {finding.missing}."
-    else:
-        sentence = words.describe(finding, unit)
-        if verdict is Verdict.NOTHING and command:
-            sentence = f"{sentence} There is little to gain here."
-    if verdict not in {Verdict.TRY, Verdict.UNCLEAR, Verdict.LEVEL}:
-        command = None
+def _statement(finding: Finding, proposal: Proposal | None, unit: str) -> Statement:
+    estimate, words, thresholds = finding.estimate, WORDS[finding.number], THRESHOLDS.get(finding.number)
+    known = estimate.value is not None
+    bounds = thresholds.in_units_of(finding) if thresholds and known else None
+    verdict = _verdict(finding, bounds)
+    sentence = words.describe(finding, unit) if known else f"Not known here: the history lacks {finding.missing}."
+    if verdict is Verdict.NOTHING:
+        sentence = f"{sentence} There is little to gain here."
+    if verdict in {Verdict.NOTHING, Verdict.UNKNOWN}:
+        proposal = None
+    nothing_up_to, some_above = bounds or (None, None)
     return Statement(
         number=finding.number,
         name=words.name,
@@ -218,58 +210,29 @@ def _statement(finding: Finding, unit: str, source: Source) -> Statement:
         coverage=finding.coverage,
         verdict=verdict,
         sentence=sentence,
-        command=_complete_command(command, source) if command else None,
+        command=proposal.command if proposal else None,
+        command_shows=proposal.shows if proposal else None,
         hours_per_week=finding.hours_per_week,
         lacks=finding.missing,
+        nothing_up_to=nothing_up_to,
+        some_above=some_above,
         parts=finding.parts,
     )
 
 
-def _complete_command(command: str, source: Source) -> str:
-    """Return a command with what names the history."""
-    if command == COMMANDS[2]:
-        return command  # it reads slurm.conf, no history
-    command = command.replace("{nodes}", "N" if source.nodes is None else str(source.nodes))
-    if not command.startswith(OF_THE_WAREHOUSE):
-        return f"{command} {source.options}".rstrip()
-    return f"{source.load}{source.load and ' && '}{command} {source.cluster}".rstrip()
-
-
-def _verdict(finding: Finding) -> Verdict:
-    estimate, thresholds = finding.estimate, THRESHOLDS.get(finding.number)
-    if estimate.value is None:
+def _verdict(finding: Finding, bounds: tuple[float, float] | None) -> Verdict:
+    """Return what the value and its interval, as they are printed, argue for."""
+    value, low, high = finding.estimate.value, finding.estimate.low, finding.estimate.high
+    if value is None:
         return Verdict.UNKNOWN
-    if thresholds is None:
+    if bounds is None:
         return Verdict.LEVEL
-    low, high = estimate.low, estimate.high
-    if thresholds.compared:
-        compared = finding.parts.get(thresholds.compared)
-        if compared is None:
-            return Verdict.LEVEL
-        low = high = float(compared)
-    elif low is None or high is None:
-        low = high = estimate.value
-    if low >= thresholds.some:
+    nothing_up_to, some_above = bounds
+    if low is None or high is None:  # too few weeks or days to be sure of anything
+        return Verdict.UNCLEAR if value > nothing_up_to else Verdict.LEVEL
+    # An upper bound argues against something, never for it, and a lower bound the other way round.
+    if low > some_above and not finding.parts.get("upper_bound"):
         return Verdict.TRY
-    if high > thresholds.nothing:
+    if high > nothing_up_to:
         return Verdict.UNCLEAR
-    # A lower bound argues for something, never against it.
     return Verdict.LEVEL if finding.parts.get("lower_bound") else Verdict.NOTHING
-
-
-THRESHOLDS: Mapping[int, _Thresholds] = {
-    1: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),
-    2: _Thresholds(nothing=0.005, some=0.02, compared="share_of_service"),
-    3: _Thresholds(nothing=0.002, some=0.01, compared="share_of_service"),
-    4: _Thresholds(nothing=0.02, some=0.05),
-    7: _Thresholds(nothing=0.01, some=0.03),
-    8: _Thresholds(nothing=0.005, some=0.02, compared="share_of_hours_in_streaks"),
-    9: _Thresholds(nothing=0.02, some=0.1),
-    10: _Thresholds(nothing=1.2, some=2.0, compared="median_by_jobs"),
-    12: _Thresholds(nothing=0.1, some=0.5, compared="short_p90"),
-    13: _Thresholds(nothing=0.01, some=0.05),
-    14: _Thresholds(nothing=0.1, some=0.3, compared="rank_correlation"),
-    16: _Thresholds(nothing=0.05, some=0.1),
-    19: _Thresholds(nothing=0.005, some=0.02),
-}
-"""Findings that argue for or against something; the others are for orientation."""

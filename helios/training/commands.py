@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, Report, configuration, low_high
+from helios.cli.options import AsJson, Gain, Report, configuration, low_high
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
@@ -30,6 +30,12 @@ commands = typer.Typer(help="Run many training trials in one allocation.", no_ar
 Folder = Annotated[
     Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
 ]
+Slots = Annotated[
+    int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
+]
+Memory = Annotated[
+    str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
+]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
 """How often a line is printed where there is no terminal."""
@@ -39,15 +45,11 @@ _LINE_S = 30.0
 def run_(
     sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
     folder: Folder = None,
-    slots: Annotated[
-        int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
-    ] = None,
+    slots: Slots = None,
     device: Annotated[
         Literal["gpu", "cpu"] | None, Option(help="What trials run on. Default: GPUs where there are any.")
     ] = None,
-    memory: Annotated[
-        str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
-    ] = None,
+    memory: Memory = None,
     time_limit: Annotated[
         str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
     ] = None,
@@ -117,7 +119,7 @@ def run_(
 def submit_(
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     folder: Folder = None,
-    slots: Annotated[int | None, Option(help="Most trials at the same time on a device.")] = None,
+    slots: Slots = None,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
     pools: Annotated[
@@ -202,19 +204,11 @@ def load_(
 def whatif_(
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
-    memory: Annotated[
-        str | None, Option(help="Memory of each GPU, as 24G. Default: what is free on those visible here.")
-    ] = None,
+    memory: Memory = None,
     run_time: Annotated[
         str | None, Option(help="Time of a trial alone on a GPU, as 20min, where no earlier run tells it.")
     ] = None,
-    gain: Annotated[
-        str | None,
-        Option(
-            help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
-            "Default: 1.0,1.87."
-        ),
-    ] = None,
+    gain: Gain = None,
     watts: Annotated[
         str | None, Option(help="Power of an idle and of a busy GPU, as 60,300. Default: as earlier runs measured it.")
     ] = None,
@@ -222,7 +216,6 @@ def whatif_(
         list[Path] | None,
         Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
     ] = None,
-    seed: Annotated[int, Option(min=0, help="Seed of what is drawn.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a sweep under several rules of sharing GPUs.
@@ -244,7 +237,6 @@ def whatif_(
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
             database=_database(),
-            seed=seed,
             progress=progress,
         )
     print_notes(found.notes)

@@ -37,6 +37,12 @@ class TrialState(StrEnum):
     """Its program ended with an error too often."""
     PRUNED = "pruned"
     """Stopped early by the search."""
+    DIVERGED = "diverged"
+    """Ended well, but the last value of what it is compared by is not a finite number."""
+
+
+ENDED = frozenset({TrialState.FINISHED, TrialState.FAILED, TrialState.PRUNED, TrialState.DIVERGED})
+"""States in which a trial is never started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from helios.errors import HeliosError
 from helios.model.trial_runs import TrialRun
 from helios.training.pool.state import read_runs
-
-if TYPE_CHECKING:
-    pass
 
 
 def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
@@ -70,6 +67,20 @@ def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]
     except HeliosError as reason:
         return [], f"Earlier trials are not known, since the warehouse cannot be read: {reason.message}"
     return [], ""
+
+
+def runs_of_folder(folder: Path, program: str) -> list[TrialRun]:
+    """Return the runs of a program in a pool's folder.
+
+    Both may have been moved since, so that the name of the file counts.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool.
+    """
+    name = Path(program).name
+    return [replace(run, program=program) for run in read_runs(folder) if Path(run.program).name == name]
 
 
 def _has_warehouse(database: str) -> bool:

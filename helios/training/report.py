@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.tables import plain_table
-from helios.training.model import Device, PoolSnapshot, Trial, TrialState, by_process
+from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process
 from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
@@ -143,11 +143,12 @@ def pool_table(result: PoolResult) -> RenderableType:
 def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
     """Return what tables and pages show of a trial."""
     value = result.values.get(trial["number"])
+    missing = "not finite" if trial["state"] == TrialState.DIVERGED else ""
     return [
         str(trial["number"]),
         write_parameters(trial["parameters"]),
         str(trial["state"]),
-        "" if value is None else f"{value:.5g}",
+        missing if value is None else f"{value:.5g}",
         rounded_duration(trial["seconds"]),
         memory_in_words(trial["peak_memory_mib"]),
         str(trial["attempts"]),
@@ -165,6 +166,12 @@ def pool_sentences(result: PoolResult) -> list[str]:
         value = result.values[best["number"]]
         sentences.append(
             f"Best {result.metric}: {value:.5g}, trial {best['number']} ({write_parameters(best['parameters'])})."
+        )
+    diverged = [trial for trial in result.trials if trial["state"] == TrialState.DIVERGED]
+    if diverged:
+        first = diverged[0]
+        sentences.append(
+            f"{count_in_words(len(diverged), 'trial')} diverged, such as {first['number']}: {first.get('reason', '')}."
         )
     if result.reason:
         sentences.append(f"Trials are left, since {result.reason}. The same command goes on from here.")
@@ -185,7 +192,7 @@ def pool_view(
     best : str
         The best trial so far, in words. Empty where none is known.
     """
-    ended = sum(counts.get(state, 0) for state in (TrialState.FINISHED, TrialState.PRUNED, TrialState.FAILED))
+    ended = sum(counts.get(state, 0) for state in ENDED)
     words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])
     lines: list[RenderableType] = [
         f"{bar(ended / total if total else 0.0)} {ended:,} of {total:,} trials in {rounded_duration(seconds)} ({words})"

@@ -5,9 +5,9 @@ Nothing of a site is needed: no configuration, database or daemon.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 from helios.errors import UsageError
 from helios.training.model import Device, TrialState
 from helios.training.pool.agent import MPS_CONTROL
+from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.search import open_search
-from helios.training.pool.state import FILE, StateFile, read_runs
+from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import TrainingSweep, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
 
 if TYPE_CHECKING:
     from helios.training.forecast import TrialModel
-from helios.training.past_runs import keep_if_possible, known_runs
+from helios.training.past_runs import keep_if_possible, known_runs, runs_of_folder
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
@@ -115,11 +116,11 @@ def run_pool(
     nodes = find_nodes(path, into, asked)
     model, problem = (None, "") if service is None else _learn(into, program(sweep), devices[0], database)
     # The earlier of the time limit and the end of the Slurm job, s since the epoch.
-    ends = [] if time_limit_s is None else [time.time() + time_limit_s]
+    ends = [] if time_limit_s is None else [steady_s() + time_limit_s]
     if (end_s := environment.get(SLURM_END, "")).isdigit():
         ends.append(float(end_s))
     ends_s = min(ends, default=None)
-    began_s = time.time()
+    began_s = steady_s()
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
     with StateFile(into, sweep.fingerprint(), shared=shared) as state:
@@ -164,7 +165,7 @@ def run_pool(
                 if trial.state is TrialState.FINISHED and trial.value is not None
             },
             total=coordinator.total,
-            seconds=time.time() - began_s,
+            seconds=steady_s() - began_s,
             reason=end.reason,
             signal=end.signal,
             notes=[note for note in notes if note],
@@ -179,7 +180,7 @@ def _learn(folder: Path, name: str, device: Device, database: str | None) -> tup
     from helios.training.forecast import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
 
     known, problem = known_runs(database, name)
-    own = read_runs(folder) if (folder / FILE).exists() else []
+    own = runs_of_folder(folder, name) if (folder / FILE).exists() else []
     runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
     on = device.model if device.kind == "gpu" else device.kind
-    return TrialModel(runs.values(), now_s=time.time(), device_model=on), problem
+    return TrialModel(runs.values(), now_s=math.inf, device_model=on), problem

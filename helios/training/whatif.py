@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.metrics.trials import GAINS, check_gains
+from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
 from helios.training.model import Device, Trial, TrialForecast
-from helios.training.past_runs import known_runs
+from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
-from helios.training.pool.state import FILE, read_runs
+from helios.training.pool.state import FILE
 from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.services.packing import Packing, PackingOptions
@@ -81,7 +81,7 @@ def pool_whatif(
     FileUnreadable
         A folder is not of a pool.
     """
-    gains = gains or GAINS
+    gains = gains or PAIR_GAINS
     check_gains(gains)
     sweep = read_training_sweep(path)
     own = path.with_suffix(".pool")
@@ -90,11 +90,10 @@ def pool_whatif(
     known, problem = known_runs(database, own_program)
     runs = {
         (run.pool, run.number, run.attempt): run
-        for run in [*known, *(run for folder in folders for run in read_runs(folder))]
-        if run.program == own_program
+        for run in [*known, *(run for folder in folders for run in runs_of_folder(folder, own_program))]
     }
     past = list(runs.values())
-    model = TrialModel(past, now_s=time.time())
+    model = TrialModel(past, now_s=math.inf)
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
     forecasts = model.forecasts(asked)

@@ -117,7 +117,7 @@ class JobStore(RowStore):
         table = self._bulk.select(connection, jobs.where(schema.jobs.c.submitted_at.in_(times)))
         return frame_of(in_order(table), model.JOBS, StringTable(connection, self._bulk))
 
-    def has_job(self, cluster: str, name: str, *, user: str, since: datetime) -> bool:
+    def has_job(self, cluster: str, name: str, *, user: str, since: datetime | None) -> bool:
         """Return whether a user has a job of this id.
 
         It takes as long for an id of nobody, of another user and of this one: all jobs since ``since`` are looked at.
@@ -127,7 +127,7 @@ class JobStore(RowStore):
             number = sa.select(texts.name_id).where(texts.digest == text_digest(user)).scalar_subquery()
             query = sa.select(sa.func.count()).where(
                 jobs.cluster_id == find_cluster_id(connection, cluster),
-                jobs.submitted_at >= stored_time(since),
+                sa.true() if since is None else jobs.submitted_at >= stored_time(since),
                 jobs.user == number,
                 _has_name(name),
             )

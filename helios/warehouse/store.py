@@ -206,7 +206,7 @@ class Warehouse(JobStore, ModelStore, TrialStore):
         with writing(self._engine, alone=True) as connection:
             report, failure = load(connection, self._bulk, batches, trace)
         if failure is not None:
-            hint = f"{failure.hint} All rows are kept: helios trace rejects --cluster {cluster}"
+            hint = f"{failure.hint} All rows are kept: helios trace describe --cluster {cluster}"
             raise NothingUnderstood(failure.message, hint=hint) from failure
         return report
 

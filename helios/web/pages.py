@@ -19,7 +19,10 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.explain import ID_USED_BEFORE, explain_node, node_status
+from helios.app.clusters import NOT_LIVE, last_weeks
+from helios.app.energy.ledger import energy_report
+from helios.app.explain import explain_node, node_status
+from helios.app.explain_past import ID_USED_BEFORE
 from helios.config import Settings
 from helios.errors import HeliosError, UsageError
 from helios.model import seconds_of
@@ -29,6 +32,7 @@ from helios.report.html import PageSection, TableCells
 from helios.report.stored_study import latest_study
 from helios.report.tables import counted
 from helios.units import as_count, count_in_words, duration, in_number, write_count
+from helios.warehouse import Warehouse
 from helios.web.site import Page, PageMissing, Reader, Route, Site
 
 QUEUE_ROWS = 200
@@ -45,7 +49,9 @@ CHOICE = (*WINDOW, "user", "account", "partition")
 
 
 def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
-    """Return the page of the queue as it is."""
+    """Return the page of the queue, or of a history without one."""
+    if history := site.history():
+        return _history_page(site, reader, history)
     live = site.live()
     if isinstance(live, str):
         lines = ["The queue cannot be read now.", live, "The pages of the history do not need it."]
@@ -85,6 +91,26 @@ def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
             **state,
             "queue": _records(rows, columns),
         },
+    )
+
+
+def _history_page(site: Site, reader: Reader, cluster: str) -> Page:
+    """Return the first page of a history without a live Slurm."""
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        known = warehouse.clusters(counts=True).set_index("name").to_dict("index")[cluster]
+        weeks = last_weeks(warehouse, cluster)
+    lines, span = ["There is no Slurm here whose queue could be shown."], dict[str, Any]()
+    if reader.is_admin and weeks is not None:  # of nobody else: the span is that of everybody's jobs
+        first, last = (known[f"{end}_submitted_at"].isoformat() for end in ("first", "last"))
+        span = {"from": first, "to": last, "jobs": int(known["jobs"])}
+        window = " to ".join(f"{end:%Y-%m-%d %H:%M}" for end in weeks)
+        jobs = in_number(span["jobs"], "jobs")
+        lines = [*lines, f"{jobs} are loaded. The other pages show the last weeks of the history, {window} UTC."]
+    return Page(
+        title=cluster,
+        subtitle=f"This is {NOT_LIVE}.",
+        sections=[PageSection(sentences=lines)],
+        values={"cluster": cluster, "queue": [], "history": span},
     )
 
 
@@ -135,7 +161,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     if not reader.is_admin:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
-        found = replace(found, rests_on="", remarks=remarks)
+        found = replace(found, rests_on="", held_by=(), remarks=remarks)
     tables = []
     if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")
@@ -153,6 +179,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     """Return the page of all nodes."""
+    site.refuse_history("Nodes are")
     found = node_status(site.operations.node_cycles)
     lines = [f"Helios is paused {found.paused}."] if found.paused else []
     lines += [f"{found.protected[:1].upper()}{found.protected[1:]}."] if found.protected else []
@@ -174,6 +201,7 @@ def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
 
 def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one node."""
+    site.refuse_history(f"Node {given['node']} is")
     found = explain_node(site.operations.node_cycles, given["node"])
     return Page(title=f"Node {found.node}", sections=[PageSection(sentences=found.facts)], values=found.to_json())
 
@@ -246,7 +274,7 @@ def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = reports.energy_report(site.report_query(reader, given), energy=site.settings.energy)
+    ledger = energy_report(site.report_query(reader, given), energy=site.settings.energy)
     found = _report("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return replace(found, values=ledger.to_json())
 
@@ -360,6 +388,9 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     ]
     return Page(
         title="Advice",
+        subtitle=""
+        if found.live
+        else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
         sections=sections,
         values=found.to_json(),
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),

@@ -33,7 +33,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from helios import __version__
-from helios.app.explain import JobUnknown, NodeUnknown
+from helios.app.explain import NodeUnknown
+from helios.app.explain_past import JobUnknown
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, UsageError
 from helios.listener import MOST_HEADER_BYTES, ClientConnection, Listener
@@ -219,7 +220,9 @@ def _authenticate(request: Request, access: Access) -> Reader | Response:
         or request.headers.get("host", "").partition(":")[0]
     )
     if host.lower() not in access.hosts:
-        return _refuse(request, 421, f"This server is not called {host[:100]!r}. Its names are given with --host.")
+        return _refuse(
+            request, 421, f"This server is not called {host[:100]!r}. Its names are in the setting web.hosts."
+        )
     if (given := request.query_params.get("token")) and access.is_known(given):
         rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
         answer = RedirectResponse(

@@ -11,8 +11,9 @@ from threading import Lock
 from typing import Any
 
 from helios.app import reports
-from helios.app.explain import LOOK_BACK, JobUnknown, explain, find_queued
-from helios.app.history import choose_cluster
+from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
+from helios.app.explain import explain, find_queued
+from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
@@ -141,6 +142,28 @@ class Site:
         self.operations = operations or Operations(settings, cluster=self.cluster)
         self._lock = Lock()
         self._live: tuple[float, Snapshot | str] | None = None
+        self._history: tuple[float, str | None] | None = None
+
+    def history(self) -> str | None:
+        """Return the name of the cluster where no live Slurm stands behind it.
+
+        None for a live cluster. It is found out at most once in ``LIVE_S``.
+        """
+        if self._history is None or time.monotonic() - self._history[0] > LIVE_S:
+            found = history_alone(self.settings, self.cluster, now=self.clock())
+            self._history = (time.monotonic(), found)
+        return self._history[1]
+
+    def refuse_history(self, what: str) -> None:
+        """Refuse a page that only a live cluster has.
+
+        Raises
+        ------
+        PageMissing
+            The cluster is a history without a live Slurm.
+        """
+        if name := self.history():
+            raise PageMissing(f"{what} not shown: {name} is {NOT_LIVE}.")
 
     def live(self) -> Snapshot | str:
         """Return the queue with predictions, or why it cannot be read.
@@ -191,18 +214,16 @@ class Site:
             The reader has no such job.
         """
         if not reader.is_admin:
-            live = self.live()
-            if isinstance(live, str):
-                raise ClusterUnavailable(live)
-            queued = find_queued(reader.visible_part(live), job_id) is not None
-            with Warehouse.open(self.settings.database.url) as warehouse, suppress(NoSuchCluster):
-                since = live.taken_at - LOOK_BACK
-                queued |= warehouse.has_job(live.cluster, job_id, user=reader.user, since=since)
-            if not queued:
-                raise JobMissing(job_id)
+            self._refuse_others(reader, job_id)
         try:
             with self._lock:
-                found = explain(self.operations.cycles, job_id)
+                found = explain_job(
+                    self.settings,
+                    job_id,
+                    cluster=self.cluster,
+                    live=lambda: explain(self.operations.cycles, job_id),
+                    now=self.clock(),
+                )
         except JobUnknown:
             if reader.is_admin:
                 raise
@@ -210,6 +231,23 @@ class Site:
         if not reader.may_see(found.user):
             raise JobMissing(job_id)
         return found
+
+    def _refuse_others(self, reader: Reader, job_id: str) -> None:
+        """Refuse a job that the reader does not have."""
+        queued, cluster, since, unread = False, self.history(), None, None
+        if cluster is None:
+            live = self.live()
+            if isinstance(live, str):
+                cluster, unread = self.name(), live
+            else:
+                queued = find_queued(reader.visible_part(live), job_id) is not None
+                cluster, since = live.cluster, live.taken_at - LOOK_BACK
+        with Warehouse.open(self.settings.database.url) as warehouse, suppress(NoSuchCluster):
+            queued |= warehouse.has_job(cluster, job_id, user=reader.user, since=since)
+        if unread and not queued:
+            raise ClusterUnavailable(unread)
+        if not queued:
+            raise JobMissing(job_id)
 
     def report_query(self, reader: Reader, given: Mapping[str, str]) -> reports.ReportQuery:
         """Return the query of a report.
@@ -222,13 +260,14 @@ class Site:
             Another user's jobs are asked for.
         """
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
-        picked = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
         if not reader.is_admin:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
             picked["users"] = (reader.user,)
         return reports.ReportQuery(
             url=self.settings.database.url,
+            slurm=self.settings.slurm,
             cluster=self.name(),
             now=self.clock(),
             start=given.get("from") or None,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.explain import JobUnknown, explain
+from helios.app.explain import explain
+from helios.app.explain_past import JobUnknown
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
 from helios.app.operations import Operations, summarise_release
 from helios.changes import CHANGED

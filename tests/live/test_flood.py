@@ -115,8 +115,9 @@ def flooded(rig: Rig) -> Iterator[Flooded]:
         site.environment["HELIOS_DAEMON_LISTEN"] = f"127.0.0.1:{metrics_port}"
         daemon = site.start()
         log = stack.enter_context((folder / "web.log").open("ab"))
-        words = ["web", "--listen", f"127.0.0.1:{page_port}", "--token-file", str(folder / "token")]
-        page = start(stack, [sys.executable, "-m", "helios", *words], cwd=folder, env=site.environment, stderr=log)
+        words = ["web", "--listen", f"127.0.0.1:{page_port}"]
+        surroundings = site.environment | {"HELIOS_WEB_TOKEN_FILE": str(folder / "token")}
+        page = start(stack, [sys.executable, "-m", "helios", *words], cwd=folder, env=surroundings, stderr=log)
         found = Flooded(site, daemon, page, metrics_port, page_port)
         site.until_all_are_set()
         rig.until(lambda: found.is_read(page_port, "/") and found.is_read(metrics_port, "/metrics"))

@@ -53,7 +53,7 @@ def test_without_the_file_there_are_only_comments_and_a_reason(wide: Rig, tmp_pa
     finally:
         copy.rename(path)
     assert answer["lines"] == [f"# Weight={weight}: {nodes}" for weight, nodes in enumerate(BLOCKS, start=1)]
-    assert "whole lines need a copy: --conf FILE" in answer["notes"][0]
+    assert "whole lines need a copy: --slurm-conf FILE" in answer["notes"][0]
 
 
 def test_slurm_takes_the_lines_and_jobs_fill_in_their_order(wide: Rig, tmp_path: Path) -> None:

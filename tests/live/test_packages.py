@@ -16,7 +16,7 @@ from tests.waiting import until
 REPOSITORY = Path(__file__).parents[2]
 SUITE = {(3, 11): "bookworm", (3, 13): "trixie"}.get(sys.version_info[:2])
 NEEDED = (
-    "python3 python3-apt python3-venv libgomp1 systemd ansible-core munge mariadb-server slurmctld slurmd slurmdbd "
+    "python3 python3-apt libgomp1 systemd ansible-core munge mariadb-server slurmctld slurmd slurmdbd "
     "slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin"
 )
 PATHS = "PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -40,7 +40,7 @@ export DEVCLUSTER_FOLDER=/srv/cluster
 eval "$(/srv/deploy/devcluster/devcluster env)"
 for run in 1 2; do ansible-playbook -i localhost, -c local -e @/srv/variables.yml /srv/deploy/ansible/helios.yml; done
 sacctmgr --noheader --parsable2 show user format=User,AdminLevel
-helios config show
+helios config
 helios doctor || true
 """
 # An own /run, since systemd-nspawn wants one in memory.
@@ -66,7 +66,7 @@ systemctl start helios-power helios-nightly
 systemctl is-active helios helios-web helios-nightly.timer helios-power
 """
 ASK = """
-/opt/helios/bin/python - <<'END'
+/usr/lib/helios/bin/python3 - <<'END'
 import sys, urllib.error, urllib.request
 token = open("/etc/helios/web.token").read().strip()
 for address, head in (
@@ -80,6 +80,10 @@ for address, head in (
         print(getattr(reason, "code", "does not listen"))
 END
 """
+
+UNPRIVILEGED = "runuser -u helios -- env HOME=/var/lib/helios PATH=/usr/lib/helios/bin"
+MOST_MB = 600
+"""Of a package on the disk."""
 
 pytestmark = [
     pytest.mark.nightly,
@@ -122,13 +126,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def root(machine: Path) -> Iterator[Path]:
-    """The machine with what an earlier test has compiled, as that takes minutes."""
-    compiled, kept = machine / "var/cache/helios", machine / "srv/compiled"
-    if kept.exists():
-        kept.rename(compiled)
+    """The machine without what an earlier test has left."""
     (machine / "etc/slurm").mkdir(exist_ok=True)
     yield machine
-    for name in ("etc/helios", "var/lib/helios", "var/lib/helios-setup"):
+    for name in ("etc/helios", "etc/slurm", "var/cache/helios", "var/lib/helios", "var/lib/helios-setup"):
         shutil.rmtree(machine / name, ignore_errors=True)
 
 
@@ -180,32 +181,50 @@ def check_and_remove(root: Path, *remove: str | Path) -> None:
     """Check what a package has installed, and that nothing but the site's own is left without it."""
     assert "helios 0." in inside(root, "helios --version")
     assert "scontrol" in inside(root, "helios doctor", code=1)
-    inside(root, "/opt/helios/bin/helios setup --check --hook /etc/slurm --power /etc/slurm/power")
-    inside(root, "/opt/helios/bin/python -c 'import psycopg, starlette, uvicorn'")
-    assert (root / "usr/share/man/man1/helios-pool.1").exists()
+    inside(root, "/usr/lib/helios/bin/helios setup --hook /etc/slurm --power /etc/slurm/power")
+    assert (root / "etc/slurm/helios_hook.lua").exists()
+    inside(root, "/usr/lib/helios/bin/helios setup --remove --hook /etc/slurm --power /etc/slurm/power")
+    inside(root, "/usr/lib/helios/bin/python3 -c 'import psycopg, starlette, uvicorn'")
+    assert (root / "usr/share/man/man1/helios-pool.1.gz").exists()
     (root / "etc/helios/helios.toml").write_text("# ours\n")
-    run("cp", "-a", root / "var/cache/helios", root / "srv/compiled")
     run(*remove)
     assert (root / "etc/helios/helios.toml").read_text() == "# ours\n"
-    assert not (root / "opt/helios").exists()
-    assert not (root / "var/cache/helios").exists()
-    assert not list((root / "etc/systemd/system").glob("helios*"))
-    assert not list((root / "usr/local/sbin").iterdir())
+    assert not (root / "usr/lib/helios").exists()
+    assert not list((root / "usr/lib/systemd/system").glob("helios*"))
+    assert not list((root / "usr/sbin").glob("helios*"))
     assert not list((root / "usr/share/man").glob("man*/helios*"))
+
+
+def test_a_package_has_all_compiled_and_no_file_is_the_machines(root: Path, packages: Path) -> None:
+    (package,) = packages.glob("*.deb")
+    shutil.copy(package, root / "srv/helios.deb")
+    inside(root, "dpkg -i /srv/helios.deb")
+    said = inside(root, f"cd /var/lib/helios; {UNPRIVILEGED} helios try --days 3 2>&1")
+    assert "Traceback" not in said
+    assert "Compiling" not in said
+    # What is copied keeps the time of the package.
+    assert not inside(root, "find /var/lib/helios -name '*.nbc' -newer /usr/lib/helios/pyvenv.cfg")
+    assert inside(root, "find /var/lib/helios -name '*.nbc'")
+    owned = set(inside(root, "dpkg -L helios-slurm").splitlines())
+    found = inside(root, "find /usr/lib/helios /usr/share/helios /etc/helios ! -type d").splitlines()
+    assert set(found) <= owned
+    assert int(inside(root, "du -sm /usr/lib/helios").split()[0]) < MOST_MB
+    inside(root, "dpkg --purge helios-slurm")
 
 
 def test_the_debian_package_installs_offline_and_leaves_files_of_the_site(root: Path, packages: Path) -> None:
     (package,) = packages.glob("*.deb")
     shutil.copy(package, root / "srv/helios.deb")
     inside(root, "dpkg -i /srv/helios.deb")
-    check_and_remove(root, "chroot", root, "dpkg", "--purge", "helios-slurm")
+    check_and_remove(root, "chroot", root, "dpkg", "--remove", "helios-slurm")
+    inside(root, "dpkg --purge helios-slurm")
 
 
 @pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild (Debian: rpm) is not here")
 def test_the_rpm_installs_without_a_network_and_leaves_what_is_the_sites(root: Path, packages: Path) -> None:
     (package,) = packages.glob("*.rpm")
     files = run("rpm", "--query", "--package", "--list", package)
-    assert "/usr/libexec/helios-slurm/helios_slurm-" in files
+    assert "/usr/lib/helios/bin/helios" in files
     # What it requires are names of packages of other distributions.
     rpm = ["unshare", "--net", "rpm", "--root", root, "--nodeps"]
     run(*rpm, "--install", package)

@@ -49,7 +49,7 @@ def answer(site: Site, *words: str) -> dict[str, object]:
 def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
     with (site.folder / "helios.toml").open("a") as file:
         file.write("[services.ces]\n")
-    plan = answer(site, "power", "run-cycle", "--as", "active", "--json")
+    plan = answer(site, "cycle", "nodes", "--as", "active", "--json")
     assert plan["decisions"]
     assert site.rig.weights() == OWN_WEIGHTS | {"n3": 11}
     assert asleep(site.rig, "n1")

@@ -126,9 +126,9 @@ class Federation:
         return done.stdout
 
     def report(self, cluster: str, group: str, window: Window) -> Held:
-        """Return what ``helios report users|accounts|partitions`` counts, asked once for all tests."""
+        """Return what ``helios report usage --by`` counts, asked once for all tests."""
         start, end = (moment.isoformat() for moment in window)
-        words = ("report", group, "--cluster", cluster, "-S", start, "-E", end, "--json")
+        words = ("report", "usage", "--by", group, "--cluster", cluster, "-S", start, "-E", end, "--json")
         answer = self._answers.get(words) or self._answers.setdefault(words, self.helios(cluster, *words))
         return sums(
             (row["group"], resource, row[f"{resource}_hours"] * 3600)
@@ -329,10 +329,10 @@ def of_cpus(held: Held) -> Held:
 @pytest.mark.parametrize(
     ("group", "sreport", "window"),
     [
-        *(("users", by_user, window) for window in WINDOWS),
-        ("users", by_top_user, "all"),
-        ("accounts", by_account, "all"),
-        ("accounts", by_account, "cut"),
+        *(("user", by_user, window) for window in WINDOWS),
+        ("user", by_top_user, "all"),
+        ("account", by_account, "all"),
+        ("account", by_account, "cut"),
     ],
 )
 def test_hours_equal_those_of_sreport(
@@ -353,7 +353,7 @@ def test_hours_equal_those_of_sreport(
 def test_cpu_hours_of_partitions_equal_those_of_sreport(federation: Federation, cluster: str, window: str) -> None:
     asked = the_window(federation, window)
     expected = by_partition(federation, cluster, asked)
-    assert of_cpus(federation.report(cluster, "partitions", asked)) == pytest.approx(expected, rel=AGREE)
+    assert of_cpus(federation.report(cluster, "partition", asked)) == pytest.approx(expected, rel=AGREE)
 
 
 @pytest.mark.parametrize("cluster", ["east", "west"])
@@ -361,7 +361,7 @@ def test_all_hours_equal_the_utilization_of_the_cluster(federation: Federation, 
     asked = the_window(federation, "all")
     rows = federation.sreport(cluster, "cluster", "Utilization", window=asked)
     expected = sums(("all", *_counted(tres, allocated)) for _, tres, allocated, *_ in rows)
-    counted = federation.report(cluster, "users", asked).items()
+    counted = federation.report(cluster, "user", asked).items()
     assert sums(("all", resource, held) for (_, resource), held in counted) == pytest.approx(expected, rel=AGREE)
 
 
@@ -372,10 +372,10 @@ def test_cpu_hours_equal_the_sum_over_sacct(federation: Federation, cluster: str
     words = ("sacct", "--local", "-a", "-D", "-X", "-n", "-P", "--truncate", "-o", "User,CPUTimeRAW")
     rows = (line.split("|") for line in federation.rigs[cluster].lines(*words, "-S", start, "-E", end))
     expected = sums((user, "cpu", int(seconds)) for user, seconds in rows)
-    assert of_cpus(federation.report(cluster, "users", asked)) == pytest.approx(expected, rel=AGREE)
+    assert of_cpus(federation.report(cluster, "user", asked)) == pytest.approx(expected, rel=AGREE)
 
 
 def test_sreport_rounds_the_ends_of_a_window_to_hours(federation: Federation) -> None:
     begin, end = the_window(federation, "cut")
     rounded = by_user(federation, "east", (begin - timedelta(minutes=30), end + timedelta(minutes=29)))
-    assert federation.report("east", "users", (begin, end)) == pytest.approx(rounded, rel=AGREE)
+    assert federation.report("east", "user", (begin, end)) == pytest.approx(rounded, rel=AGREE)

@@ -35,7 +35,7 @@ def test_a_table_is_loaded_by_a_map(helios: Helios, table: tuple[Path, Path]) ->
     assert {"cluster": "jobs", "jobs_new": 8, "rejects": {"time is not understood": 1}}.items() <= answer.json.items()
     assert f"as the map {table[1]} says (SHA-256 " in answer.err and "'yesterday'" in answer.err
     assert helios("trace", "list", "--json").json[0]["timezone"] == "Europe/Berlin"
-    assert "yesterday" in helios("trace", "rejects").out
+    assert "yesterday" in helios("trace", "describe").out
 
 
 def test_the_same_file_and_map_are_loaded_once(helios: Helios, table: tuple[Path, Path]) -> None:
@@ -45,8 +45,11 @@ def test_the_same_file_and_map_are_loaded_once(helios: Helios, table: tuple[Path
     assert helios("trace", "load", table[0], "--columns", table[1], "--json").json["jobs_updated"] == 8
 
 
-def test_a_table_is_described_by_a_map_without_a_warehouse(helios: Helios, table: tuple[Path, Path]) -> None:
-    found = helios("trace", "describe", "--trace", table[0], "--columns", table[1], "--json").json
+def test_a_table_without_a_map_is_to_be_loaded_first(helios: Helios, table: tuple[Path, Path]) -> None:
+    said = " ".join(helios("trace", "describe", "--trace", table[0], code=2).err.split())
+    assert f"helios trace load {table[0]} --cluster NAME" in said and "--columns MAP" in said
+    helios("trace", "load", table[0], "--cluster", "site", "--columns", table[1])
+    found = helios("trace", "describe", "--cluster", "site", "--json").json
     assert (found["jobs"], found["resource_hours"]) == (8, 16)
 
 
@@ -56,7 +59,6 @@ def test_a_table_is_described_by_a_map_without_a_warehouse(helios: Helios, table
         (("load", "jobs.csv", "--columns", "help"), "f-data"),
         (("load", "jobs.csv", "--columns", "pm100"), "has no column 'job_id', which pm100 names for job_id"),
         (("load", "jobs.csv", "--columns", "map.toml", "--format", "sacct"), "Leave --format out"),
-        (("describe", "--columns", "map.toml"), "--columns map.toml is for files"),
     ],
 )
 def test_a_map_used_wrongly_is_explained(

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from helios.cli.config import init
-from helios.config import example_file
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.story.shell import shell
@@ -49,28 +47,18 @@ def test_root_runs_nothing_of_another_user_s_folder(tmp_path: Path, owner_of_the
 def test_a_named_file_is_used_and_shown(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text("[model]\nseed = 5\n")
     helios = shell(tmp_path)
-    shown = {it["key"]: it for it in helios("--config", "site.toml", "config", "show", "--json").json}
+    shown = {it["key"]: it for it in helios("--config", "site.toml", "config", "--json").json["settings"]}
     assert (shown["model.seed"]["value"], shown["model.seed"]["origin"]) == (5, "site.toml")
-    assert "no.toml cannot be read" in helios("--config", "no.toml", "config", "show", code=2).err
+    assert "no.toml cannot be read" in helios("--config", "no.toml", "config", code=2).err
 
 
-def test_a_file_that_init_writes_changes_nothing_and_is_not_overwritten(tmp_path: Path) -> None:
+def test_the_example_of_a_file_changes_nothing(tmp_path: Path) -> None:
     helios = shell(tmp_path, HELIOS_DATABASE_URL=f"sqlite:///{tmp_path}/h.db")
-    before = helios("config", "show", "--json").json
-    helios("config", "init", "--out", "helios.toml")
-    assert helios("config", "show", "--json").json == before
-    (tmp_path / "helios.toml").write_text("[model]\nseed = 5\n")
-    assert "was not touched" in helios("config", "init", "--out", "helios.toml", code=2).err
-    assert (tmp_path / "helios.toml").read_text() == "[model]\nseed = 5\n"
-    assert "[database]" in helios("config", "init", "--out", "-").out
-
-
-def test_init_writes_to_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    init()
-    assert (tmp_path / ".config" / "helios" / "helios.toml").read_text() == example_file()
+    before = helios("config", "--json").json["settings"]
+    example = helios("config", "--example").out
+    assert "[database]" in example
+    (tmp_path / "helios.toml").write_text(example)
+    assert helios("config", "--json").json["settings"] == before
 
 
 def test_check_names_what_is_wrong_with_what_the_settings_name(tmp_path: Path) -> None:
@@ -82,12 +70,12 @@ def test_check_names_what_is_wrong_with_what_the_settings_name(tmp_path: Path) -
     )
     environment = {"HELIOS_DATABASE_URL": "sqlite://"}
     helios = shell(tmp_path, **environment)
-    assert helios("config", "check").out.endswith("Nothing is wrong.\n")
-    found = helios("config", "check", site, "--json", code=1).json
+    assert helios("config").out.endswith("Nothing is wrong.\n")
+    found = helios("config", site, "--json", code=1).json
     assert found["files"] == [str(site)]
     wrong = [problem["message"] for problem in found["problems"]]
     assert len(wrong) == 2 and "qsf" in wrong[0] and "none.csv" in wrong[1]  # the environment names another database
-    nowhere = shell(tmp_path, HELIOS_DATABASE_URL=f"sqlite:///{tmp_path}/dtaa/h.db")("config", "check", code=1)
+    nowhere = shell(tmp_path, HELIOS_DATABASE_URL=f"sqlite:///{tmp_path}/dtaa/h.db")("config", code=1)
     assert f"Did you mean {tmp_path}/data/h.db?" in nowhere.out
 
 
@@ -99,10 +87,9 @@ def test_the_default_cluster_is_used_where_none_is_named(tmp_path: Path) -> None
             warehouse.load([batch], cluster=name, path=name, sha256=name, format="sacct", timezone="UTC")
     assert "several clusters" in shell(tmp_path)("trace", "describe", code=2).err
     helios = shell(tmp_path, HELIOS_DATABASE_CLUSTER="earth")
-    for words in (("trace", "describe"), ("trace", "rejects")):
-        assert helios(*words, "--json").json["cluster"] == "earth"
-        assert helios(*words, "--cluster", "venus", "--json").json["cluster"] == "venus"
-    assert "No cluster 'mars'" in shell(tmp_path, HELIOS_DATABASE_CLUSTER="mars")("trace", "rejects", code=2).err
+    assert helios("trace", "describe", "--json").json["cluster"] == "earth"
+    assert helios("trace", "describe", "--cluster", "venus", "--json").json["cluster"] == "venus"
+    assert "No cluster 'mars'" in shell(tmp_path, HELIOS_DATABASE_CLUSTER="mars")("trace", "describe", code=2).err
 
 
 def test_libraries_take_no_settings_from_the_current_folder(tmp_path: Path) -> None:

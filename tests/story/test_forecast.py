@@ -4,15 +4,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from helios.ingest import synthetic_trace, write_helios_csv
-from tests.story.shell import Helios
+from tests.story.shell import Helios, shell
 from tests.traces import TRACES, needs_traces
 
 
 @needs_traces
-def test_a_published_series_is_forecast_hour_by_hour(helios: Helios) -> None:
+def test_a_published_series_is_forecast_hour_by_hour(tmp_path: Path) -> None:
     series = TRACES / "philly_nodes_oct-nov2017.csv.gz"
-    zone = ("--timezone", "America/Los_Angeles")
-    answer = helios("forecast", "--series", series, "--to", "2017-10-30", *zone, "--json").json
+    helios = shell(tmp_path, HELIOS_INGEST_TIMEZONE="America/Los_Angeles")
+    answer = helios("forecast", "--series", series, "--to", "2017-10-29", "--json").json
     assert answer["series"] == "philly_nodes_oct-nov2017"
     assert answer["hours"][0]["begin"] == "2017-10-31T00:00:00-07:00" and len(answer["hours"]) == 24
     assert all(0 <= hour["low"] <= hour["expected"] <= hour["high"] <= answer["nodes"] for hour in answer["hours"])

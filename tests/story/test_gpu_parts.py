@@ -46,8 +46,15 @@ def conf(tmp_path: Path) -> Path:
     return file
 
 
-def gpus(helios: Helios, tmp_path: Path, *options: Any) -> list[float]:
+def name_nodes(folder: Path, source: Path) -> None:
+    """Have the settings of a folder name the file with the nodes."""
+    (folder / "helios.toml").write_text(f'[ingest]\ngpus_from = "{source}"\n')
+
+
+def gpus(helios: Helios, tmp_path: Path, *options: Any, nodes: Path | None = None) -> list[float]:
     """Return the GPUs of the jobs of ``--trace FILE`` or of the loaded cluster."""
+    if nodes is not None:
+        name_nodes(tmp_path, nodes)
     helios("trace", "export", *options, "--layout", "parquet", "--out", tmp_path / "out")
     return list(pd.read_parquet(tmp_path / "out" / "jobs.parquet")["gpus"])
 
@@ -75,7 +82,7 @@ def test_parts_are_counted_by_the_nodes(
 ) -> None:
     tmp_path = conf.parent
     file = write(tmp_path, a_row(lists, **where))
-    assert gpus(helios, tmp_path, "--trace", file, "--gpus-from", conf) == [pytest.approx(expected)]
+    assert gpus(helios, tmp_path, "--trace", file, nodes=conf) == [pytest.approx(expected)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,7 @@ def test_lists_of_old_sites_are_for_each_node_or_job(
 ) -> None:
     tmp_path = conf.parent
     file = write(tmp_path, a_row(lists, nodes="g[1-2]", count=2), lists=name)
-    found = gpus(helios, tmp_path, "--trace", file, "--gpus-from", conf)
+    found = gpus(helios, tmp_path, "--trace", file, nodes=conf)
     assert found == pytest.approx([expected], nan_ok=True)
 
 
@@ -143,16 +150,16 @@ def test_gpus_that_no_row_names_follow_from_the_nodes(helios: Helios, tmp_path: 
     where, expected, note = UNTRACKED[case]
     (tmp_path / source).write_text(SLURM_CONF if source == "slurm.conf" else NODES_CSV)
     file = write(tmp_path, a_row("node=1", **where))
-    options = ("--trace", file, "--gpus-from", tmp_path / source)
-    assert gpus(helios, tmp_path, *options) == pytest.approx([expected], nan_ok=True)
-    said = helios("trace", "describe", *options).err.replace("its node", "their node")
+    found = gpus(helios, tmp_path, "--trace", file, nodes=tmp_path / source)
+    assert found == pytest.approx([expected], nan_ok=True)
+    said = helios("trace", "describe", "--trace", file).err.replace("its node", "their node")
     assert note in said and "no GPU, such as '1'" in said
 
 
 def test_a_submit_line_tells_what_was_asked(helios: Helios, tmp_path: Path, conf: Path) -> None:
     file = write(tmp_path, a_row("cpu=8,node=1|sbatch --gres=gpu:a100:2 job.sh"), lists="AllocTRES|SubmitLine")
-    assert gpus(helios, tmp_path, "--trace", file, "--gpus-from", conf) == [2]
     assert np.isnan(gpus(helios, tmp_path, "--trace", file)).all()
+    assert gpus(helios, tmp_path, "--trace", file, nodes=conf) == [2]
 
 
 def test_a_row_without_gpus_beside_one_with_gpus_holds_none(helios: Helios, tmp_path: Path) -> None:
@@ -177,17 +184,13 @@ def test_csv_and_json_count_as_text_does(helios: Helios, tmp_path: Path, conf: P
     answer = tmp_path / "site.json"
     answer.write_text(json.dumps({"jobs": [job]}))
     for file in (text, table, answer):
-        assert gpus(helios, tmp_path, "--trace", file, "--gpus-from", conf) == [1]
+        assert gpus(helios, tmp_path, "--trace", file, nodes=conf) == [1]
 
 
 def test_a_format_without_gpus_records_none(helios: Helios, tmp_path: Path) -> None:
     file = tmp_path / "site.swf"
     file.write_text("; UnixStartTime: 0\n1 0 10 60 4 -1 -1 4 3600 -1 1 1 1 1 1 -1 -1 -1\n")
-    assert np.isnan(gpus(helios, tmp_path, "--trace", file, "--timezone", "UTC")).all()
-
-
-def test_counts_are_for_files_only(helios: Helios, conf: Path) -> None:
-    assert "is for files" in helios("trace", "describe", "--gpus-from", conf, code=2).err
+    assert np.isnan(gpus(helios, tmp_path, "--trace", file)).all()
 
 
 def loaded(helios: Helios, tmp_path: Path, *rows: str, name: str, options: tuple[Any, ...] = ()) -> list[float]:
@@ -229,7 +232,7 @@ def test_gpus_found_from_nodes_stay_when_later_rows_name_some(helios: Helios, tm
 
 
 def test_the_setting_names_the_nodes_of_every_load(helios: Helios, tmp_path: Path, conf: Path) -> None:
-    (tmp_path / "helios.toml").write_text(f'[ingest]\ngpus_from = "{conf}"\n')
+    name_nodes(tmp_path, conf)
     assert loaded(helios, tmp_path, a_row(IN_SHARDS), name="first") == [1]
 
 
@@ -249,5 +252,5 @@ def test_a_map_counts_parts_and_zeros_as_sacct_does(helios: Helios, tmp_path: Pa
     table = tmp_path / "jobs.csv"
     rows = ('1,1709280000,g1,"cpu=8,gres/shard=2"', '2,1709280000,g1,"cpu=8,gres/gpu:a100=3"', "3,1709280000,g1,cpu=8")
     table.write_text("\n".join(("id,at,nodes,tres", *rows)) + "\n")
-    found = gpus(helios, tmp_path, "--trace", table, "--columns", columns, "--gpus-from", conf)
-    assert found == [0.5, 3, 0]
+    helios("trace", "load", table, "--cluster", "site", "--columns", columns, "--gpus-from", conf)
+    assert gpus(helios, tmp_path, "--cluster", "site") == [0.5, 3, 0]

@@ -25,7 +25,7 @@ def test_a_test_says_what_became_of_each_channel(tmp_path: Path) -> None:
         assert found["slack"] == "sent"
         assert "127.0.0.1:1" in found["mail"] and "refused" in found["mail"]
         assert chat.bodies[0]["text"].startswith("Helios on this machine: a test")
-        shown = helios("config", "show")
+        shown = helios("config")
         assert "hook/secret" not in shown.out and "127.0.0.1" in shown.out
     refused = shell(tmp_path)("notify", "test", code=2)
     assert "notify.mail_to" in refused.err

@@ -45,8 +45,8 @@ def test_a_description_sums_parts_and_leaves_out_what_is_unknown(helios: Helios,
 
 def test_usage_of_unknown_gpus_is_unknown_and_not_zero(helios: Helios, trace: Path) -> None:
     helios("trace", "load", trace)
-    window = ("-S", "2020-01-01", "-E", "2020-01-02")
-    report = helios("report", "users", *window, "--json").json
+    window = ("-S", "2020-01-01", "-E", "2020-01-01")
+    report = helios("report", "usage", *window, "--json").json
     assert {row["group"]: row["gpu_hours"] for row in report["rows"]} == {"u1": 2.0, "u2": 0.25, "u3": 0.0, "u4": None}
     assert report["total"]["gpu_hours"] == 2.25
     assert any(UNKNOWN in note for note in report["notes"])
@@ -115,7 +115,7 @@ def test_eight_quarters_run_at_once_on_two_gpus(helios: Helios, nine: Path) -> N
 
 
 def test_the_wait_for_a_part_is_explained_in_gpus(helios: Helios, nine: Path) -> None:
-    explained = helios("whatif", "explain", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
+    explained = helios("why", "9", "--trace", nine, *NODE, "--policy", "fifo", "--json").json
     assert [interval["free"] for interval in explained["replay"]["intervals"]] == [[0, 0]]
     assert {job["gpus"] for job in (explained, *explained["replay"]["holders"])} == {0.25}
 
@@ -190,14 +190,14 @@ def test_a_study_counts_parts_of_gpus_as_used(helios: Helios, days: Path) -> Non
 
 
 def test_a_model_is_judged_by_replays_in_parts_of_gpus(helios: Helios, days: Path) -> None:
-    until = ("--train-until", "2020-01-04")
+    until = ("--from", "2020-01-04")
     value = helios("model", "evaluate", "--trace", days, *until, *NODE, "--json").json["value"]
     assert value["replays"]["fifo"]["mean_wait_s"] == 4 * (HOUR_S / 2) / 12
 
 
 def test_energy_is_of_the_parts_of_gpus_in_use(helios: Helios, days: Path) -> None:
-    window = ("--from", "2020-01-05", "--to", "2020-01-06")
-    policies = helios("energy", "whatif", "--trace", days, *NODE, *window, "--json").json["policies"]
+    window = ("--from", "2020-01-05", "--to", "2020-01-05")
+    policies = helios("whatif", "energy", "--trace", days, *NODE, *window, "--json").json["policies"]
     always_on = next(row for row in policies if row["policy"] == "always_on")
     # From midnight to the last submission: 800 W for the node and 250 W for each of 1.5 GPUs, with cooling.
     assert always_on["energy_kwh"] == pytest.approx(23 * (0.8 + 1.5 * 0.25) * 1.3, rel=0.001)

@@ -233,7 +233,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(
 
 def test_a_trial_may_run_helios_itself(helios: Helios, tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text(
-        f'reads_parameters = true\ncommand = "{sys.executable} -m helios config show"\n[parameters]\nx = [1]\n'
+        f'reads_parameters = true\ncommand = "{sys.executable} -m helios config"\n[parameters]\nx = [1]\n'
     )
     found = result(helios("pool", "run", "sweep.toml", "--json"))
     assert found["trials"][0]["state"] == "finished", (tmp_path / "sweep.pool/trials/00000/log.txt").read_text()

@@ -80,7 +80,7 @@ def test_every_trace_is_described(loaded: dict[str, Any], helios: Helios, file: 
 
 
 def test_kth_is_predicted_from_history_alone_as_well_as_known(loaded: dict[str, Any], helios: Helios) -> None:
-    scores = helios("model", "evaluate", "--cluster", "KTH", "--test-fraction", "0.3", "--no-value", "--json").json
+    scores = helios("model", "evaluate", "--cluster", "KTH", "--test-fraction", "0.3", "--draws", "0", "--json").json
     assert set(SCORES) | {"coverage_p10_p90", "controls"} <= set(scores)
     assert {"user_last", "time_limit", "size_only"} <= set(scores["controls"])
     assert scores["spearman"] >= 0.78
@@ -89,18 +89,14 @@ def test_kth_is_predicted_from_history_alone_as_well_as_known(loaded: dict[str, 
 
 def test_the_last_ended_job_predicts_no_better_than_without_a_leak(loaded: dict[str, Any], helios: Helios) -> None:
     graham = cluster_of("sacct_graham_may-jun2021.txt.gz")
-    found = helios("model", "evaluate", "--cluster", graham, "--train-until", "2021-06-01", "--no-value", "--json").json
+    found = helios("model", "evaluate", "--cluster", graham, "--from", "2021-06-01", "--draws", "0", "--json").json
     # traces/README.md: with the leak this rule reads .86 on Graham; without it, .44 over the whole log.
     assert found["controls"]["user_last"]["spearman"] < 0.6
 
 
-def test_gpu_jobs_can_be_judged_alone_where_there_are_any(loaded: dict[str, Any], helios: Helios) -> None:
-    assert "No GPU job" in helios("model", "evaluate", "--cluster", "KTH", "--gpu-only", code=1).err
-
-
 def test_venus_is_replayed_under_all_controls(loaded: dict[str, Any], helios: Helios, tmp_path: Path) -> None:
     page = tmp_path / "whatif.html"
-    window = ("--from", "2020-08-01", "--to", "2020-08-08", "--draws", "2")
+    window = ("--from", "2020-08-01", "--to", "2020-08-07", "--draws", "2")
     answer = helios(
         "whatif", "--cluster", "helios_venus_mar", *window, "--nodes", "100", "--json", "--report", page
     ).json
@@ -124,16 +120,16 @@ def test_shortest_service_first_beats_first_in_first_out_in_a_strict_queue(
     nodes = "6214e9=26,7f04ca=13,11cb48=7,b436b2=26,ee9e8c=26,e13805=7,6c71a0=13,2869ce=7,ed69ec=4,103959=4,0e4a51=13"
     answer = helios(
         *("whatif", "--cluster", "philly_vc_aug", "--nodes", nodes, "--oversized", "skip"),
-        *("--policy", "fifo,qssf", "--backfill", "none", "--estimates", "true", "--draws", "0", "--json"),
+        *("--policy", "fifo,qssf", "--draws", "0", "--json"),
     ).json
-    wait = {run["policy"]: run["mean_wait_s"] for run in answer["runs"]}
+    wait = {run["policy"]: run["mean_wait_s"] for run in answer["runs"] if run["backfill"] == "none"}
     assert wait["qssf"] < wait["fifo"]
 
 
 def test_a_cpu_trace_is_replayed_on_its_processors_and_says_so(helios: Helios) -> None:
     answer = helios(
         *("whatif", "--trace", TRACES / "KTH-SP2-1996-2.1-cln.swf.gz", "--nodes", "100", "--gpus-per-node", "1"),
-        *("--policy", "fifo", "--backfill", "easy", "--estimates", "limit", "--draws", "0", "--json"),
+        *("--policy", "fifo", "--draws", "0", "--json"),
     )
     assert answer.json["resource"] == "cpus"
     assert "CPUs" in answer.err

@@ -9,9 +9,9 @@ import pytest
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Answer, Helios, shell
 
-REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
+REHEARSE = ("whatif", "--draws", "0", "--trace", "venus.csv.gz", "--nodes", "2", "--oversized", "skip")
 
-AGAIN = ("--predict-again", "10min")
+ZONE = "Asia/Shanghai"
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Helios:
-    return shell(folder)
+    return shell(folder, HELIOS_INGEST_TIMEZONE=ZONE)
 
 
 @pytest.fixture(scope="module")
 def answer(site: Helios) -> Answer:
-    return site(*REHEARSE, "--service", "qssf", "--every", "10min", "--json")
+    return site(*REHEARSE, "--service", "qssf", "--json")
 
 
 @pytest.fixture(scope="module")
@@ -56,45 +56,47 @@ def test_what_was_assumed_is_said(answer: Answer) -> None:
 
 
 def test_the_same_request_gets_the_same_answer(folder: Path, answer: Answer) -> None:
-    assert shell(folder, alone=True)(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
+    again = shell(folder, alone=True, HELIOS_INGEST_TIMEZONE=ZONE)
+    assert again(*REHEARSE, "--service", "qssf", "--json").out == answer.out
 
 
 def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: Any) -> None:
-    again = site(
-        *REHEARSE, "--service", "qssf", "--every", "10min", "--set", "qssf.promote_after_s=60.0", "--json"
-    ).json["runs"]
+    again = site(*REHEARSE, "--service", "qssf", "--set", "qssf.promote_after_s=60.0", "--json").json["runs"]
     assert again[0] == runs[0]
     assert again[2] != runs[2]
 
 
 def test_no_user_is_favoured_beyond_the_share_that_holds_live(folder: Path, runs: Any) -> None:
-    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05")
-    again = strict(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").json["runs"]
+    strict = shell(folder, HELIOS_CONTROL_MOST_OF_ONE_USER="0.05", HELIOS_INGEST_TIMEZONE=ZONE)
+    again = strict(*REHEARSE, "--service", "qssf", "--json").json["runs"]
     assert again[:2] == runs[:2]
     assert again[2] != runs[2]
 
 
-def test_what_waits_is_predicted_again_as_often_as_is_said(site: Helios) -> None:
-    request = (*REHEARSE, "--service", "qssf", "--json")
-    usual, named, never = (site(*request, *said).json for said in ((), AGAIN, ("--predict-again", "never")))
-    assert usual == named
-    assert usual["services"][0]["asked"] > never["services"][0]["asked"]
-    said = site(*request, "--predict-again", "often", code=2).err
-    assert "Write 7d, 12h or 90min" in said
+def test_a_service_stands_beside_the_policies_that_are_named(site: Helios) -> None:
+    runs = site(*REHEARSE, "--service", "qssf", "--policy", "fifo,qssf", "--json").json["runs"]
+    named = [(run["policy"], run["run_times"], run["backfill"]) for run in runs]
+    assert named[:4] == [
+        ("fifo", None, "none"),
+        ("fifo", None, "easy"),
+        ("qssf", "predicted", "none"),
+        ("qssf", "predicted", "easy"),
+    ]
+    assert named[4:] == [("qssf", None, "easy")]
 
 
-def test_without_a_name_the_configured_services_are_simulated_onto_a_page(site: Helios, tmp_path: Path) -> None:
+def test_services_are_replayed_onto_a_page(site: Helios, tmp_path: Path) -> None:
     page = tmp_path / "rehearsal.html"
-    answer = site(*REHEARSE, "--every", "1h", "--report", page)
+    answer = site(*REHEARSE, "--service", "qssf", "--report", page)
     assert "FIFO + EASY (limit) (plain)" in answer.out
-    assert "qssf" in answer.out
+    assert "jobs/s were replayed with the services acting" in answer.err
     assert "<svg" in page.read_text()
+
+
+def test_a_service_that_acts_on_nodes_is_sent_to_the_energy_replay(site: Helios) -> None:
+    assert "helios whatif energy" in site(*REHEARSE, "--service", "ces", code=2).err
 
 
 def test_an_unknown_option_of_a_service_is_misuse_and_names_those_known(site: Helios) -> None:
     answer = site(*REHEARSE, "--service", "qssf", "--set", "qssf.promote_after=3600", code=2)
     assert "promote_after_s: float" in answer.err
-
-
-def test_help_shows_an_example(site: Helios) -> None:
-    assert "Example: helios simulate" in site("simulate", "--help").out

@@ -1,7 +1,7 @@
 """An admin's morning: history and predictions are loaded, decisions were written; every report is asked for."""
 
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from email import message_from_bytes
 from email.policy import default
 from pathlib import Path
@@ -10,16 +10,27 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from helios.app.nightly import NightlyReport, nightly_pages
 from helios.cli.main import main
+from helios.config import Settings
+from helios.errors import UsageError
 from helios.model import Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame
-from tests.story.shell import Answer, Helios, shell
+from tests.story.shell import Answer, Helios
 from tests.traces import TRACES, needs_traces
 from tests.unit.report.admin.frames import at, decisions_frame, predicted, predictions_frame
 
-WINDOW = ("-S", "2026-11-20", "-E", "2026-11-21")
-REPORTS = ("queue", "users", "accounts", "partitions", "predictions", "decisions", "services")
+WINDOW = ("-S", "2026-11-20", "-E", "2026-11-20")
+REPORTS = (
+    ("queue",),
+    ("usage",),
+    ("usage", "--by", "account"),
+    ("usage", "--by", "partition"),
+    ("predictions",),
+    ("decisions",),
+    ("decisions", "--by", "service"),
+)
 
 
 def load(url: str, jobs: pd.DataFrame, *, predictions: pd.DataFrame, decisions: pd.DataFrame) -> None:
@@ -92,7 +103,7 @@ def rows(answer: Answer) -> list[list[str]]:
 
 
 def test_users_are_reported_as_sacct_would(helios: Helios) -> None:
-    answer = helios("report", "users", *WINDOW, "-P", "-o", "user,jobs,gpuhours,meanwait,waiting")
+    answer = helios("report", "usage", *WINDOW, "-P", "-o", "user,jobs,gpuhours,meanwait,waiting")
     assert rows(answer) == [
         ["User", "Jobs", "GPUHours", "MeanWait", "Waiting"],
         ["alice", "10", "40.0", "00:10:00", "0"],
@@ -103,26 +114,30 @@ def test_users_are_reported_as_sacct_would(helios: Helios) -> None:
 
 def test_hours_are_those_held_in_the_window(helios: Helios) -> None:
     window = ("-S", "2026-11-20T01:05", "-E", "2026-11-20T01:25")
-    found = helios("report", "users", *window, "--json").json["rows"]
+    found = helios("report", "usage", *window, "--json").json["rows"]
     # Bob's job of 00:00 runs until 01:10, Alice's of 01:00 from then on. Nobody submits one.
     assert {row["group"]: row["gpu_hours"] for row in found} == pytest.approx({"alice": 1.0, "bob": 1 / 3})
     assert [row["jobs"] for row in found] == [0, 0]
-    assert "held in the window" in helios("report", "users", *window).err
+    assert "held in the window" in helios("report", "usage", *window).err
 
 
-def test_p_is_parsable_r_is_partition_and_n_takes_the_header_away(helios: Helios) -> None:
-    answer = helios("report", "partitions", *WINDOW, "-n", "-p", "-r", "gpu", "-A", "lab", "-o", "partition,jobs")
-    assert answer.out == "gpu|20|\n"
+def test_r_is_partition_and_n_takes_the_header_away(helios: Helios) -> None:
+    answer = helios(
+        "report", "usage", "--by", "partition", *WINDOW, "-nP", "-r", "gpu", "-A", "lab", "-o", "partition,jobs"
+    )
+    assert answer.out == "gpu|20\n"
 
 
 def test_users_are_chosen_by_commas_and_by_repetition(helios: Helios) -> None:
-    assert len(helios("report", "users", *WINDOW, "-u", "alice,carol", "-nP").out.splitlines()) == 2
-    assert len(helios("report", "users", *WINDOW, "-u", "alice", "-u", "bob", "-nP").out.splitlines()) == 2
+    assert len(helios("report", "usage", *WINDOW, "-u", "alice,carol", "-nP").out.splitlines()) == 2
+    assert len(helios("report", "usage", *WINDOW, "-u", "alice", "-u", "bob", "-nP").out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_every_report_fits_100_columns_and_says_its_window_beside_the_answer(helios: Helios, report: str) -> None:
-    answer = helios("report", report, *WINDOW)
+@pytest.mark.parametrize("report", REPORTS, ids=" ".join)
+def test_every_report_fits_100_columns_and_says_its_window_beside_the_answer(
+    helios: Helios, report: tuple[str, ...]
+) -> None:
+    answer = helios("report", *report, *WINDOW)
     lines = answer.out.splitlines()
     assert len(lines) >= 3
     assert set(lines[1]) == {"-", " "}
@@ -130,31 +145,32 @@ def test_every_report_fits_100_columns_and_says_its_window_beside_the_answer(hel
     assert "venus" in answer.err and "2026-11-21 00:00" in answer.err
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_every_report_answers_a_program_with_json(helios: Helios, report: str) -> None:
-    found = helios("report", report, *WINDOW, "--json").json
+@pytest.mark.parametrize("report", REPORTS, ids=" ".join)
+def test_every_report_answers_a_program_with_json(helios: Helios, report: tuple[str, ...]) -> None:
+    found = helios("report", *report, *WINDOW, "--json").json
     assert found["rows"]
     assert set(found) == {"title", "rows", "total", "notes"}
 
 
-@pytest.mark.parametrize("report", REPORTS)
-def test_an_empty_window_is_no_error_and_says_so(helios: Helios, report: str) -> None:
-    answer = helios("report", report, "-S", "2001-01-01", "-E", "2001-01-02")
+@pytest.mark.parametrize("report", REPORTS, ids=" ".join)
+def test_an_empty_window_is_no_error_and_says_so(helios: Helios, report: tuple[str, ...]) -> None:
+    answer = helios("report", *report, "-S", "2001-01-01", "-E", "2001-01-01")
     assert len(answer.out.splitlines()) == 1
     assert answer.out.startswith(("No", "Nothing"))
 
 
 def test_who_is_shown_nothing_learns_what_the_history_spans(helios: Helios) -> None:
-    answer = helios("report", "users", "-S", "2001-01-01", "-E", "2001-01-02")
+    answer = helios("report", "usage", "-S", "2001-01-01", "-E", "2001-01-01")
     assert "The history spans 2026-11-20 00:00 to 2026-11-20 20:00." in answer.out
 
 
-@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("report", REPORTS, ids=" ".join)
 def test_fields_are_listed_without_a_database(
-    tmp_path: Path, report: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, report: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     typed = _typed_here(f"sqlite:///{tmp_path / 'helios.db'}", monkeypatch, capfd)
-    lines = typed("report", report, "--helpformat").out.splitlines()
+    lines = typed("report", *report, "-o", "help", code=2).err.splitlines()
+    assert "no field 'help'" in lines[0]
     assert len(lines) >= 9
     assert not (tmp_path / "helios.db").exists()
 
@@ -180,11 +196,11 @@ def test_predictions_are_judged_by_user(helios: Helios) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("users", "-S", "yestreday"), "not a moment"),
-        (("users", "-S", "now", "-E", "now-1days"), "before the end"),
-        (("users", "-o", "usr"), "no field 'usr'"),
-        (("users", "-p", "--json"), "Give one of them"),
-        (("users", "--cluster", "earth"), "No cluster 'earth'"),
+        (("usage", "-S", "yestreday"), "not a moment"),
+        (("usage", "-S", "now", "-E", "now-1days"), "before the end"),
+        (("usage", "-o", "usr"), "no field 'usr'"),
+        (("usage", "-P", "--json"), "Give one of them"),
+        (("usage", "--cluster", "earth"), "No cluster 'earth'"),
         (("shadow", "--nodes", "many"), "--nodes"),
     ],
 )
@@ -201,14 +217,31 @@ def test_a_shadow_s_day_is_replayed(helios: Helios) -> None:
     assert (found["cluster"], found["decided"], found["recorded"]["jobs"]) == ("venus", 1, 20)
 
 
-def test_a_night_is_written_as_page_and_mail(helios: Helios, tmp_path: Path) -> None:
+def night(database: Path, folder: Path, *, day: str = "2026-11-20", **report: int) -> NightlyReport:
+    """Write the pages of a day."""
+    settings = Settings.model_validate({"database": {"url": f"sqlite:///{database}"}, "report": report})
+    return nightly_pages(settings, None, day, folder, now=datetime.now(UTC))
+
+
+def test_the_report_of_a_night_is_printed(
+    warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helios: Helios
+) -> None:
+    monkeypatch.setenv("HELIOS_REPORT_FOLDER", str(tmp_path))
+    assert "Write one: helios nightly" in helios("nightly", "--show", code=1).err
+    found = [night(warehouse, tmp_path, day=day) for day in ("2026-11-19", "2026-11-20")]
+    newest = helios("nightly", "--show", "--json").json
+    assert (newest["subject"], newest["page"]) == (found[1].subject, str(found[1].page))
+    assert found[0].subject.split(",")[0] in helios("nightly", "--show", "--day", "2026-11-19").out
+    assert "2026-11-19, 2026-11-20" in helios("nightly", "--show", "--day", "2026-11-18", code=1).err
+
+
+def test_a_night_is_written_as_page_and_mail(warehouse: Path, tmp_path: Path) -> None:
     (tmp_path / "venus-2019-01-01.html").write_text("old")
     (tmp_path / "venus-notes.html").write_text("not ours")
-    command = ("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path, "--to", "ops@site", "--json")
-    found = helios(*command).json
-    mail = message_from_bytes(Path(found["mail"]).read_bytes(), policy=default)
-    assert (mail["Subject"], mail["To"]) == (found["subject"], "ops@site")
-    assert mail.get_body().get_content().startswith(found["subject"][:40])
+    found = night(warehouse, tmp_path)
+    mail = message_from_bytes(found.mail.read_bytes(), policy=default)
+    assert (mail["Subject"], mail["To"]) == (found.subject, "root")
+    assert mail.get_body().get_content().startswith(found.subject[:40])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(before) == {
         "venus-2026-11-20.html",
@@ -216,7 +249,7 @@ def test_a_night_is_written_as_page_and_mail(helios: Helios, tmp_path: Path) -> 
         "venus-2019-01-01.html",
         "venus-notes.html",
     }
-    helios(*command)
+    night(warehouse, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -225,9 +258,7 @@ def test_only_so_many_nights_are_kept(warehouse: Path, tmp_path: Path) -> None:
         for ending in (".html", ".eml"):
             (tmp_path / f"{name}{ending}").write_text("old")
     (tmp_path / "earth-2019-01-01.html").write_text("another cluster's")
-    (tmp_path / "helios.toml").write_text("[report]\nkeep = 2\n")
-    (tmp_path / "helios.db").symlink_to(warehouse)
-    shell(tmp_path)("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path)
+    night(warehouse, tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("*.html")) == [
         "earth-2019-01-01.html",
         "venus-2019-01-02.html",
@@ -235,10 +266,10 @@ def test_only_so_many_nights_are_kept(warehouse: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_cannot_be_written_is_told(helios: Helios, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told(warehouse: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    answer = helios("report", "nightly", "--day", "2026-11-20", "--folder", tmp_path / "file", code=2)
-    assert "cannot be written" in answer.err
+    with pytest.raises(UsageError, match="cannot be written"):
+        night(warehouse, tmp_path / "file")
 
 
 @pytest.fixture
@@ -255,7 +286,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
 
 
 def test_repeated_jobs_are_reported_with_what_packing_would_have_saved(sweeps: Helios) -> None:
-    answer = sweeps("report", "trials", *WINDOW, "--nodes", "1", "--draws", "0", "--gain", "1.2,2")
+    answer = sweeps("report", "trials", *WINDOW, "--nodes", "1", "--gain", "1.2,2")
     assert max(map(len, answer.out.splitlines())) <= 100
     table, said, replays = answer.out.split("\n\n")
     assert table.splitlines()[2].split() == ["alice", "1", "12", "24.0", "22.0", "24.0", "3.3", "12.0"]
@@ -267,20 +298,20 @@ def test_repeated_jobs_are_reported_with_what_packing_would_have_saved(sweeps: H
 
 def test_repeated_jobs_fit_a_terminal_of_80_columns(sweeps: Helios) -> None:
     for by in ("user", "group"):
-        table = sweeps("report", "trials", *WINDOW, "--draws", "0", "--by", by).out.split("\n\n")[0]
+        table = sweeps("report", "trials", *WINDOW, "--by", by).out.split("\n\n")[0]
         assert max(map(len, table.splitlines())) <= 80
 
 
 def test_repeated_jobs_are_told_to_programs_and_on_a_page(sweeps: Helios, tmp_path: Path) -> None:
     page = tmp_path / "trials.html"
-    found = sweeps("report", "trials", *WINDOW, "--by", "group", "--draws", "0", "--json", "--report", page).json
+    found = sweeps("report", "trials", *WINDOW, "--by", "group", "--json", "--report", page).json
     assert set(found) >= {"title", "rows", "total", "notes", "sums", "gains", "replays"}
     assert [(row["name"], row["jobs"], row["evidence"]) for row in found["rows"]] == [("train lr=0", 12, "alike names")]
     assert found["sums"]["fusible_hours_low"] == pytest.approx(22)
-    told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-21", "--json").json["statements"][15]
+    told = sweeps("study", "--from", "2026-11-20", "--to", "2026-11-20", "--json").json["statements"][15]
     assert told["parts"]["share_of_hours_repeated_low"] == pytest.approx(22 / found["sums"]["gpu_hours"])
-    assert "All alike jobs, gain 1.87" in page.read_text()
-    lines = rows(sweeps("report", "trials", *WINDOW, "--draws", "0", "-nP", "-o", "user,jobs,onegpuh"))
+    assert "All alike jobs, gain 1.26" in page.read_text()
+    lines = rows(sweeps("report", "trials", *WINDOW, "-nP", "-o", "user,jobs,onegpuh"))
     assert lines == [["alice", "12", "24.0"]]
 
 
@@ -312,10 +343,10 @@ def test_reports_of_real_traces_add_up(
     hours = (every["gpus"] * held_s.dt.total_seconds().clip(lower=0).fillna(0)).sum() / 3600
     unstarted = jobs[jobs["started_at"].isna()]  # of Philly's no start is recorded
     hours += (unstarted["gpus"] * unstarted["run_time_s"].fillna(0)).sum() / 3600
-    for report in ("users", "accounts", "partitions"):
-        found = helios("report", report, "-S", since, "-E", until, "--json").json
+    for by in ("user", "account", "partition"):
+        found = helios("report", "usage", "--by", by, "-S", since, "-E", until, "--json").json
         assert sum(row["jobs"] for row in found["rows"]) == found["total"]["jobs"] == len(jobs)
         assert sum(row["gpu_hours"] or 0.0 for row in found["rows"]) == pytest.approx(hours)
-    text = helios("report", "nightly", "--day", since, "--folder", tmp_path / "nights")
-    mail = message_from_bytes(Path(text.out.splitlines()[2]).read_bytes(), policy=default)
+    found_night = night(tmp_path / "helios.db", tmp_path / "nights", day=since)
+    mail = message_from_bytes(found_night.mail.read_bytes(), policy=default)
     assert max(map(len, mail.get_body().get_content().splitlines())) <= 76

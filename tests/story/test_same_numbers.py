@@ -19,8 +19,8 @@ DAYS, JOBS_A_DAY = 20, 24
 COMMANDS = {
     "study": ["study"],
     "whatif": ["whatif", "--policy", "fifo", "--draws", "0"],
-    "evaluate": ["model", "evaluate", "--no-value"],
-    "energy": ["energy", "whatif"],
+    "evaluate": ["model", "evaluate", "--draws", "0"],
+    "energy": ["whatif", "energy"],
     "forecast": ["forecast"],
 }
 
@@ -83,7 +83,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ans
     found: dict[str, dict[str, Answer]] = {}
     for file, write in HISTORIES.items():
         (folder / file).write_text(write(), encoding="utf-8")
-        options = ("--trace", folder / file, "--timezone", "UTC", "--json")
+        options = ("--trace", folder / file, "--json")
         found[file] = {name: helios(*command, *options) for name, command in COMMANDS.items()}
     return found
 

@@ -10,6 +10,7 @@ import pytest
 from helios.app.explain_socket import ExplainServer, JobAnswer
 from helios.cli.main import COMMANDS, import_command
 from helios.config import load_configuration
+from tests.unit.cli.test_options import every_command
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
@@ -30,7 +31,7 @@ def loaded_by_running(*lines: str, of: tuple[str, ...], folder: Path | None = No
 
 
 def test_what_neither_predicts_nor_draws_does_not_wait_for_it() -> None:
-    commands = ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"]
+    commands = ["pause", "resume", "mode", "doctor", "report", "trace", "config"]
     lines = "from helios.cli.main import import_command", f"for name in {commands}: import_command(name)"
     assert loaded_by("\n".join(lines), of=HEAVY) == []
 
@@ -39,16 +40,8 @@ def test_help_and_version_enter_no_room() -> None:
     assert loaded_by_running("--version", "--help", of=(*NEVER_FOR_HELP, "pydantic")) == []
 
 
-def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path) -> None:
-    typed = (
-        "config show",
-        "config check --help",
-        "why --help",
-        "status --help",
-        "whatif --help",
-        "whatif explain --help",
-    )
-    typed += ("trace load --help", "study --help", "hook --help", "doctor --help")
+def test_no_help_needs_a_heavy_module(tmp_path: Path) -> None:
+    typed = ["config --example", *(f"{' '.join(words)} --help" for words, _ in every_command())]
     assert loaded_by_running(*typed, of=NEVER_FOR_HELP, folder=tmp_path) == []
 
 
@@ -65,13 +58,13 @@ def test_the_list_of_commands_says_of_each_what_it_says_of_itself(name: str) -> 
     assert first == COMMANDS[name][1]
 
 
-@pytest.mark.parametrize("command", [["why", "1"], ["status"], ["report", "users"]])
+@pytest.mark.parametrize("command", [["why", "1"], ["status"], ["report", "usage"]])
 def test_a_question_trains_and_draws_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setenv("HELIOS_DATABASE_URL", f"sqlite:///{tmp_path}/helios.db")
     monkeypatch.setenv("HELIOS_SLURM_COMMANDS", str(tmp_path))  # there is no Slurm, which is found out last
-    heavy = ("apscheduler", "dask", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
+    heavy = ("apscheduler", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
     run = "import helios.cli.main\ntry: helios.cli.main.main()\nexcept SystemExit: pass"
     assert loaded_by(f"sys.argv = {['helios', *command]}\n{run}", of=(*heavy, "pandas"), folder=tmp_path) == ["pandas"]
 

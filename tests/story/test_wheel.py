@@ -79,7 +79,7 @@ def test_an_installed_helios_makes_its_own_schema(installed: Path, tmp_path: Pat
     done = run(installed, tmp_path, "helios", "db", "upgrade")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "helios.db").exists()
-    assert "up to date" in run(installed, tmp_path, "helios", "db", "status").stdout
+    assert "already at" in run(installed, tmp_path, "helios", "db", "upgrade").stdout
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProc
 
 def test_the_same_seed_gives_the_same_answer(trial: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     """The other run is a fork, with another hash seed."""
-    assert shell(tmp_path)("try", "--days", 3, "--folder", tmp_path / "again").out == trial.stdout
+    assert shell(tmp_path)("try", "--days", 3, "--out", tmp_path / "again").out == trial.stdout
 
 
 def test_an_installed_helios_brings_units_hook_and_programs(installed: Path, tmp_path: Path) -> None:

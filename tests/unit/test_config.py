@@ -167,7 +167,7 @@ def test_every_variable_that_the_repository_uses_is_known(tmp_path: Path) -> Non
     reads = re.compile(r"environ(?:\.get\(|\[)[\"'](HELIOS_\w+)|\$\{?(HELIOS_\w+)|(?:Environment=|export )(HELIOS_\w+)")
     found = {name for file in files if file.is_file() for it in reads.findall(file.read_text("latin-1")) for name in it}
     assert found - {""}
-    configured(tmp_path, **dict.fromkeys(found - {"", "HELIOS_CONFIG", "HELIOS_DAEMON_LISTEN"}, "x"))
+    configured(tmp_path, **dict.fromkeys(found - {"", "HELIOS_CONFIG", "HELIOS_DAEMON_LISTEN"}, "/x"))
 
 
 def test_the_example_file_holds_every_setting_at_its_default(tmp_path: Path) -> None:
@@ -224,24 +224,24 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_file_wins_over_the_ones_before_it(system: Path, tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     places = {
-        "seed": (system / "helios.toml", 1),
-        "kept": (system / "conf.d" / "10-a.toml", 2),
-        "judged_days": (system / "conf.d" / "20-b.toml", 3),
-        "test_fraction": (home / ".config" / "helios" / "helios.toml", 0.4),
-        "dask": (here / "helios.toml", "tcp://d:1"),
+        "lease_s": (system / "helios.toml", 60),
+        "breaker_s": (system / "conf.d" / "10-a.toml", 2),
+        "failures_to_suspend": (system / "conf.d" / "20-b.toml", 3),
+        "most_of_one_user": (home / ".config" / "helios" / "helios.toml", 0.4),
+        "mismatches_to_open": (here / "helios.toml", 7),
     }
     names = list(places)
     for place, (path, _) in enumerate(places.values()):
         path.parent.mkdir(parents=True, exist_ok=True)
         own = {name: places[name][1] for name in names[place:]}  # each sets its own key and those of all after it
-        path.write_text("[model]\n" + "".join(f"{name} = {value!r}\n" for name, value in own.items()))
-    configuration = configured(here, HOME=str(home), HELIOS_MODEL_SEED="9")
-    model = configuration.settings.model
-    assert {name: getattr(model, name) for name in names} == {
-        "seed": 9, **{name: value for name, (_, value) in places.items() if name != "seed"}
+        path.write_text("[control]\n" + "".join(f"{name} = {value!r}\n" for name, value in own.items()))
+    configuration = configured(here, HOME=str(home), HELIOS_CONTROL_LEASE_S="90")
+    control = configuration.settings.control
+    assert {name: getattr(control, name) for name in names} == {
+        "lease_s": 90, **{name: value for name, (_, value) in places.items() if name != "lease_s"}
     }  # fmt: skip
     for name in names[1:]:
-        assert origin_of(configuration, f"model.{name}") == str(places[name][0])
+        assert origin_of(configuration, f"control.{name}") == str(places[name][0])
     assert configuration.files == tuple(str(path) for path, _ in places.values())
 
 

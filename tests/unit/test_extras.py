@@ -9,9 +9,6 @@ import sys
 import helios
 
 EXTRAS = (
-    "dask",
-    "dask_jobqueue",
-    "distributed",
     "optuna",
     "psycopg",
     "pynvml",
@@ -21,8 +18,8 @@ EXTRAS = (
     "torch",
     "uvicorn",
 )
-NEEDS_ONE = {"helios.app.sweep_worker", "helios.web.server", "helios.__main__"}
-"""Runs on Dask's workers alone; is imported by helios web; runs the command line."""
+NEEDS_ONE = {"helios.web.server", "helios.__main__"}
+"""Is imported by helios web; runs the command line."""
 WITHOUT = """
 import sys
 from importlib import import_module

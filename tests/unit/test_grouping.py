@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
         ("tests/contract/test_warehouse.py::test_a[postgresql-3]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[1-postgresql]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[sqlite]", "tests/contract/test_warehouse.py"),
-        ("tests/story/test_dask_client.py::test_a", "dask"),
         ("tests/story/test_cli.py::test_a", "tests/story/test_cli.py"),
         ("tests/unit/test_cli.py::test_a[postgresql]", "tests/unit/test_cli.py"),
     ],

@@ -85,6 +85,27 @@ def test_compiled_code_reads_and_changes_what_a_table_holds() -> None:
     assert outer.inner.records["number"].tolist() == [0, 3]
 
 
+def test_code_that_a_package_has_is_used_and_not_compiled(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    (environment / "compiled").mkdir(parents=True)
+    (tmp_path / "entry.py").write_text(
+        ENTRY.format(imported="def step(x): return x + 1\nstep = cached_jit(step)", step="step")
+    )
+
+    def hits(prefix: Path, cache: Path) -> str:
+        started = f"import sys; sys.prefix = {str(prefix)!r}; import entry"
+        names = {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+        return subprocess.run(
+            [sys.executable, "-c", started], env=os.environ | names, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert hits(environment, tmp_path / "built") == "3 0\n"
+    (environment / "compiled").rmdir()
+    (tmp_path / "built").rename(environment / "compiled")
+    assert hits(environment, tmp_path / "of a user") == "3 1\n"
+    assert hits(tmp_path, tmp_path / "of another") == "3 0\n"
+
+
 def test_tables_of_other_lengths_need_no_other_code() -> None:
     change(an_outer(), 1.0)
     known = len(change.signatures)  # type: ignore[attr-defined]  # because Numba's functions have no types

@@ -225,6 +225,22 @@ def test_pause_stays_and_a_checkpoint_is_asked_once(pool: ReportReader, tmp_path
     assert answers == [TaskRequest.CHECKPOINT] * 2 + [TaskRequest.PAUSE, TaskRequest.STOP]
 
 
+def test_a_report_says_whether_to_stop(pool: ReportReader, tmp_path: Path) -> None:
+    assert not helios_task.report(step=1)
+    for request in (TaskRequest.CHECKPOINT, TaskRequest.PAUSE):
+        write_request(tmp_path / "requests", request)
+        assert not helios_task.report(step=2)
+    write_request(tmp_path / "requests", TaskRequest.STOP)
+    assert helios_task.report(step=3)
+    assert [report.answer for report in pool.read() if report.answer] == [TaskRequest.STOP]
+
+
+def test_a_report_that_nobody_looks_at_answers_nothing(pool: ReportReader, tmp_path: Path) -> None:
+    write_request(tmp_path / "requests", TaskRequest.STOP)
+    helios_task.report(step=1)
+    assert [report.answer for report in pool.read()] == [None]
+
+
 @pytest.mark.usefixtures("pool")
 @pytest.mark.parametrize("content", ["", "pause", "[]", '{"request": 3}', '{"request": "dance"}', "\xff"])
 def test_requests_that_are_none_are_ignored(tmp_path: Path, content: str) -> None:

@@ -8,7 +8,7 @@ same jobs at the same times on the same nodes under another policy of sleep.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from helios.app.energy.node_states import (
     seconds,
     sum_by_bin,
 )
+from helios.app.reports import ReportContext, ReportQuery, open_context
 from helios.config import Energy
 from helios.errors import FileUnreadable, FormatUnknown
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
@@ -312,6 +313,19 @@ def _step_s(since_s: NDArray[np.int64]) -> int:
 
 def _written(moment_s: int) -> str:
     return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def energy_report(query: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
+    """Report node states, energy and savings by day, partition or node."""
+    with open_context(query) as context:
+        ledger = read_ledger(context, context.since, context.until, energy=energy, by=by)
+        return ledger if context.live else replace(ledger, notes=(f"This is {context.label}.", *ledger.notes))
+
+
+def read_ledger(context: ReportContext, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
+    """Return the energy ledger of a report's cluster in [since, until)."""
+    warehouse, timezone = context.warehouse, context.timezone
+    return energy_ledger(warehouse, context.cluster, timezone=timezone, since=since, until=until, energy=energy, by=by)
 
 
 def energy_ledger(

@@ -414,7 +414,7 @@ def recorded_nodes(
             f"The history of {cluster} names no nodes between {since:%Y-%m-%d %H:%M} and {until:%Y-%m-%d %H:%M %Z}: no "
             "job says where it ran, and the nightly task has not recorded the cluster's nodes.",
             hint="Choose a window that the history covers (-S, -E); load history with Slurm's NodeList, or read it: "
-            "helios trace sync. From the sizes of jobs alone: helios energy whatif",
+            "helios trace sync. From the sizes of jobs alone: helios whatif energy",
         )
     places = {node: place for place, node in enumerate(sorted(pools_of))}
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())

@@ -88,7 +88,7 @@ MOVED = declare_fields(
     ("User", "user", FieldKind.TEXT, 12, "User"),
     ("Size", "size", FieldKind.SIZE, 6, "GPUs, in a cluster without any CPUs"),
     ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
-    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed under plain FIFO + EASY"),
     ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
 )
 _URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
@@ -102,8 +102,6 @@ def decision_rows(
     services: Collection[str] = (),
     targets: Collection[str] = (),
     results: Collection[str] = (),
-    modes: Collection[str] = (),
-    actions: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
     """Report the audit entries, oldest first.
@@ -116,7 +114,7 @@ def decision_rows(
         Columns of ``DECISIONS``.
     """
     rows = with_results(decisions)
-    chosen = (("service", services), ("target", targets), ("result", results), ("mode", modes), ("action", actions))
+    chosen = (("service", services), ("target", targets), ("result", results))
     for column, names in chosen:
         if names:
             lowered = {name.lower() for name in names}
@@ -398,7 +396,7 @@ def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
     """Show recorded waits beside both replays."""
     lines = (
         ("as recorded", day.recorded),
-        ("replayed, site's own order", day.without),
+        ("replayed, plain FIFO + EASY", day.without),
         ("replayed, as decided", day.with_decisions),
     )
     rows = [{"line": name, **asdict(waits)} for name, waits in lines if waits is not None]

@@ -399,7 +399,7 @@ def _failed_wake_sentences(decisions: pd.DataFrame) -> Iterator[str]:
     if nodes := fold(failed["target"].astype("str")):
         yield (
             f"Failed to wake: {nodes}. Helios leaves them awake until somebody has checked them: "
-            "helios power status, then helios power clear NODE."
+            "helios power, then helios power --clear NODE."
         )
 
 

@@ -9,31 +9,19 @@ ends in ``+``. Unlike sacct, a number is never cut: its column grows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from helios.config import zone
 from helios.errors import UsageError
 from helios.units import write_count
 
 CUT = "+"
 """What sacct puts in place of the end of a text that its column cannot hold."""
-
-WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
-UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-
-_FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-
-EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-"""Bounds of a moment. No job is beyond them, and reports of thousands of years take seconds or end in an overflow."""
 
 
 class FieldKind(StrEnum):
@@ -97,7 +85,7 @@ class ReportTable:
     title : str
         What was asked, with the window, in a line.
     fields : tuple of Field
-        In the order in which ``--helpformat`` lists them.
+        In the order in which an unknown field of ``--format`` lists them.
     shown : tuple of str
         Names of the fields shown unless others are asked for; they fit 100 columns. Empty for all.
     rows : DataFrame
@@ -123,20 +111,28 @@ class ReportTable:
 
 
 def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
+    """Return the fields of a report that a ``--format`` text names.
+
+    None for those shown by default. Raises as :func:`named_fields`.
+    """
+    return named_fields(answer.fields, ",".join(answer.shown) or None if asked is None else asked)
+
+
+def named_fields(fields: Sequence[Field], asked: str | None) -> list[Field]:
     """Return the fields that a ``--format`` text names.
 
-    None for those shown by default.
+    None for all.
 
     Raises
     ------
     UsageError
         No field is named, a field is unknown (the hint lists the known ones), or a width is no number.
     """
-    by_name = {field.name.lower(): field for field in answer.fields}
-    known = f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
-    parts = answer.shown or tuple(by_name)
-    if asked is not None:
-        parts = tuple(part.strip() for part in asked.split(",") if part.strip())
+    if asked is None:
+        return list(fields)
+    by_name = {field.name.lower(): field for field in fields}
+    known = "\n".join(["Fields are:", *(f"  {field.name:<14} {field.doc}" for field in fields)])
+    parts = tuple(part.strip() for part in asked.split(",") if part.strip())
     if not parts:
         raise UsageError("--format names no field.", hint=known)
     chosen = []
@@ -151,11 +147,6 @@ def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
             )
         chosen.append(replace(field, width=int(width), exact=True) if percent_sign else field)
     return chosen
-
-
-def listing(fields: Iterable[Field]) -> list[str]:
-    """Return a line with name and meaning of each field."""
-    return [f"{field.name:<14} {field.doc}" for field in fields]
 
 
 def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
@@ -188,18 +179,15 @@ def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = Tru
         yield line(total)
 
 
-def as_parsable(
-    answer: ReportTable, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
-) -> Iterator[str]:
+def as_parsable(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
     """Yield header and rows with ``|`` between the fields.
 
-    Nothing is cut, and there is no total. ``trailing`` adds a ``|`` after the last field.
+    Nothing is cut, and there is no total.
     """
-    end = "|" if trailing else ""
     if header:
-        yield "|".join(field.name for field in fields) + end
+        yield "|".join(field.name for field in fields)
     for row in zip(*_texts(answer, fields), strict=True):
-        yield "|".join(row) + end
+        yield "|".join(row)
 
 
 def as_json(answer: ReportTable) -> dict[str, Any]:
@@ -240,13 +228,13 @@ def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
 def slurm_length(seconds: float) -> str:
     """Write a length of time in Slurm's notation.
 
-    ``[days-]HH:MM:SS``, rounded to whole seconds.
+    ``[days-]HH:MM:SS``, rounded to whole seconds, behind a minus where it is below 0.
     """
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(abs(round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     clock = f"{hour:02d}:{minute:02d}:{second:02d}"
-    return f"{days}-{clock}" if days else clock
+    return "-" * (round(seconds) < 0) + (f"{days}-{clock}" if days else clock)
 
 
 _NUMBERS: Mapping[FieldKind, Callable[[float], str]] = {
@@ -272,82 +260,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, pd.Timestamp):
         return value.isoformat()
     return value.item() if isinstance(value, np.generic) else value
-
-
-def parse_moment(text: str, *, now: datetime, timezone: str) -> datetime:
-    """Read a moment as sacct does.
-
-    Parameters
-    ----------
-    text : str
-        ``now``, ``now-3hours`` (seconds, minutes, hours, days, weeks; without a unit seconds), ``today`` or
-        ``midnight`` (the day's begin), ``noon``, ``yesterday``, ``HH:MM[:SS]`` (today), ``YYYY-MM-DD`` (its begin) or
-        ``YYYY-MM-DDTHH:MM[:SS]``, with a zone or without.
-    now : datetime
-        Aware.
-    timezone : str
-        Zone of the cluster's clock, for what names none.
-
-    Raises
-    ------
-    UsageError
-        It is none of these, or not within ``EARLIEST`` and ``LATEST``.
-    """
-    word, local = text.strip(), now.astimezone(zone(timezone))
-    midnight = _begin(local)
-    named = {
-        "now": local,
-        "today": midnight,
-        "midnight": midnight,
-        "noon": midnight.replace(hour=12),
-        "yesterday": midnight - timedelta(days=1),
-    }
-    if word.lower() in named:
-        return named[word.lower()].astimezone(UTC)
-    try:
-        moment = _read_moment(word, now=now, local=local).astimezone(UTC)
-    except ValueError as reason:
-        raise UsageError(
-            f"{word!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}"
-        ) from reason
-    except OverflowError:
-        moment = LATEST  # beyond what a datetime can be
-    if not EARLIEST <= moment < LATEST:
-        raise UsageError(f"{word!r} is not between {EARLIEST:%Y} and {LATEST:%Y}.", hint=f"Write it as one of: {WORDS}")
-    return moment
-
-
-def _read_moment(word: str, *, now: datetime, local: datetime) -> datetime:
-    if found := _FROM_NOW.fullmatch(word.lower()):
-        return now + int(f"{found[1]}{found[2]}") * _unit(found[3])
-    if _CLOCK.fullmatch(word):
-        clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
-        return datetime.combine(local.date(), clock, local.tzinfo)
-    if not _DATE.match(word):
-        raise ValueError(word)
-    read = datetime.fromisoformat(word)
-    return read if read.tzinfo else read.replace(tzinfo=local.tzinfo)
-
-
-def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
-    """Return begin and end of a day on a local clock.
-
-    The day that ``day`` falls in on the clock of ``timezone``; both moments in UTC.
-    """
-    begin = _begin(day.astimezone(zone(timezone)))
-    # Arithmetic within one zone is by the wall clock, so that a day of 23 or 25 hours ends at midnight too.
-    return begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC)
-
-
-def _unit(name: str) -> timedelta:
-    """Return the unit that an abbreviation means."""
-    for unit, seconds in UNITS_S.items():
-        if name and f"{unit}s".startswith(name) and (len(name) >= 3 or name == unit[0]):
-            return timedelta(seconds=seconds)
-    if name:
-        raise ValueError(name)
-    return timedelta(seconds=1)
-
-
-def _begin(local: datetime) -> datetime:
-    return local.replace(hour=0, minute=0, second=0, microsecond=0)

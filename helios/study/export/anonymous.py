@@ -1,8 +1,8 @@
 """Anonymisation of a history before it leaves a site.
 
-Names become keyed pseudonyms, so that repetition stays visible. Times are rounded and shifted by one number of whole
-weeks. Users with few jobs are merged, and rare sizes are raised to the next common one. The remaining risk is measured
-by :mod:`helios.study.export.reidentification`.
+Users become cohorts of several who ask for the same (:mod:`helios.study.export.cohorts`), other names keyed pseudonyms.
+Times are rounded and shifted by one number of whole weeks. Rare sizes are raised to the next common one, and limits to
+the next that several users share. The remaining risk is measured by :mod:`helios.study.export.reidentification`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from helios.model.frames import TIME, seconds_of
 from helios.model.records import JOBS, split_words
+from helios.study.export.cohorts import (
+    choose_cohorts,
+    jobs_to_leave_out,
+    number_rows,
+    owners,
+    shared_kinds,
+)
 
 OTHERS = "others"
-"""Name for all users with few jobs, and likewise for accounts, groups, QOS and partitions."""
-HASHED = ("user", "group", "account", "qos", "partition")
-DROPPED = ("exit_code", "tres_requested", "tres_allocated", "node_list")
+"""Name for all users without a cohort, and for QOS and partitions that few users have."""
+DROPPED = ("account", "group", "exit_code", "tres_requested", "tres_allocated", "node_list")
+"""Left out. Accounts and groups are of few users each, and their use is published."""
+LIMITS = ("time_limit_s", "memory_mib")
 _SIZES = ("gpus", "cpus", "nodes")
 """Sizes in the order in which rare ones are merged, each among jobs with equal values of those before it."""
 KEY_BYTES = 32
@@ -43,14 +51,39 @@ class Coarseness:
     round_s : int
         Step to which submissions are rounded, s. It divides a week.
     fewest_jobs : int
-        Users, other names and sizes with fewer jobs are merged.
+        Sizes with fewer jobs are merged.
+    most_given : float
+        Largest share of the jobs in kinds of which one user has more than half; others of them are left out.
+    limits_by_kind : bool
+        Whether limits are such as several users share who ask for one size in one partition, not only anywhere.
     timezone : str
         Time zone of the cluster, on whose clock times are rounded.
     """
 
     round_s: int = 86_400
     fewest_jobs: int = 5
+    most_given: float = 1.0
+    limits_by_kind: bool = True
     timezone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anonymised:
+    """An anonymous history, and what its owner knows of it.
+
+    Attributes
+    ----------
+    jobs : DataFrame
+        What may leave the site.
+    owner : array
+        The true user of each job as a number, negative where unknown.
+    left_out : int
+        Number of jobs that were left out.
+    """
+
+    jobs: pd.DataFrame
+    owner: NDArray[np.int64]
+    left_out: int
 
 
 def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -62,21 +95,21 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
     Parameters
     ----------
     like : DataFrame, optional
-        The part of ``jobs`` that decides which sizes and limits are common. All jobs by default.
+        The part of ``jobs`` that decides which sizes are common. All jobs by default.
     """
     like = jobs if like is None else like
     few = coarseness.fewest_jobs
-    coarse = jobs.assign(**_common_sizes(jobs, like, few), **_common_limits(jobs, like, few))
+    coarse = jobs.assign(**_common_sizes(jobs, like, few))
     return _with_rounded_times(coarse, coarseness, offset_s=clock_offset_s(like, coarseness.timezone))
 
 
-def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
+def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> Anonymised:
     """Return coarsened jobs without any names.
 
     They are in submission order. With a step longer than a minute, the minutes of its submissions are permuted among
-    its bursts (jobs that one user submitted in one minute). So no submission time is known more precisely than the
-    step, but hours of the day and queues stay nearly as they were. With all jobs at the start of their step there would
-    be other queues.
+    its bursts (jobs of one size that one user submitted in one minute), those of each size among themselves. So no
+    submission is known more precisely than the step, unless size and step give the job already, and the load is at all
+    times as it was. With all jobs at the start of their step there would be other queues.
 
     Parameters
     ----------
@@ -85,18 +118,35 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
     key : bytes
         The same key gives the same export.
     """
-    few, weeks = coarseness.fewest_jobs, shift_weeks(jobs, key, coarseness.timezone)
-    later = _spread_within_step_s(jobs, key, coarseness) + weeks * WEEK_S
+    weeks, owner = shift_weeks(jobs, key, coarseness.timezone), owners(jobs)
     coarse = coarsen(jobs, coarseness)
+    later = _spread_within_step_s(jobs, number_rows(coarse[list(_SIZES)]), key, coarseness) + weeks * WEEK_S
     moved = pd.Series(pd.to_timedelta(later, unit="s"), index=jobs.index).astype("timedelta64[us]")
     times = {name: coarse[name] + moved for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
-    coarse = coarse.assign(**times).sort_values("submitted_at", kind="stable").reset_index(drop=True)
-    columns = {name: _pseudonyms(coarse[name], key, few) for name in HASHED}
-    columns |= {name: pd.Series(pd.NA, index=coarse.index, dtype="category") for name in DROPPED}
-    type_counts = coarse["gpu_type"].value_counts()
-    gpu_type = coarse["gpu_type"].where(coarse["gpu_type"].isin(type_counts.index[type_counts >= few]))
-    columns |= {"name": _name_words(coarse["name"], key), "gpu_type": gpu_type.cat.remove_unused_categories()}
-    return JOBS.conform(coarse.assign(**columns, **_new_ids(coarse)))
+    coarse = coarse.assign(**times, **{name: _pseudonyms(coarse[name], owner, key) for name in ("qos", "partition")})
+    # Jobs of one kind have one size and one partition.
+    kinds = number_rows(coarse[[*_SIZES, "partition"]])
+    hours = (coarse["gpus" if (coarse["gpus"] > 0).any() else "cpus"] * coarse["run_time_s"]).fillna(0.0).to_numpy()
+    random = np.random.default_rng(int.from_bytes(_digest(key, "leave out", b"")))
+    left_out = jobs_to_leave_out(kinds, owner, hours, most=coarseness.most_given, random=random)
+    coarse, kinds, owner = coarse[~left_out], kinds[~left_out], owner[~left_out]
+    cohorts = choose_cohorts(kinds, owner)
+    sharing = kinds if coarseness.limits_by_kind else np.zeros_like(kinds)
+    words = {cohort: _pseudonym(key, "user", str(cohort)) for cohort in np.unique(cohorts)} | {-1: OTHERS}
+    users = pd.Series(cohorts, index=coarse.index).map(words).where(owner >= 0)
+    types, stems = coarse["gpu_type"], _name_words(coarse["name"], key)
+    columns = {
+        "user": users.astype("str").astype("category"),
+        "name": stems.where(_is_shared(stems, owner)),
+        "gpu_type": types.where(_is_shared(types, owner)).cat.remove_unused_categories(),
+        **{name: _shared_limits(coarse[name], sharing, owner) for name in LIMITS},
+        **{name: pd.Series(pd.NA, index=coarse.index, dtype="category") for name in DROPPED},
+    }
+    coarse = coarse.assign(**columns)
+    order = np.argsort(seconds_of(coarse["submitted_at"]), kind="stable")
+    coarse = coarse.iloc[order].reset_index(drop=True)
+    made = JOBS.conform(coarse.assign(**_new_ids(coarse)))
+    return Anonymised(jobs=made, owner=owner[order], left_out=int(left_out.sum()))
 
 
 def floor_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
@@ -144,25 +194,23 @@ def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[
     return rounded
 
 
-def _spread_within_step_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
+def _spread_within_step_s(
+    jobs: pd.DataFrame, sizes: NDArray[np.int64], key: bytes, coarseness: Coarseness
+) -> NDArray[np.float64]:
     """Return the offset of each submission in its step, s."""
     offset_s = clock_offset_s(jobs, coarseness.timezone)
     submitted = seconds_of(jobs["submitted_at"])
+    step = floor_s(submitted, coarseness.round_s, offset_s)
+    within_step = np.maximum(floor_s(submitted, MINUTE_S, offset_s) - step, 0.0)
     bursts = pd.DataFrame(
-        {
-            "step": floor_s(submitted, coarseness.round_s, offset_s),
-            "minute": floor_s(submitted, MINUTE_S, offset_s),
-            "user": jobs["user"].cat.codes.to_numpy(),
-        }
+        {"step": step, "size": sizes, "minute": within_step, "user": jobs["user"].cat.codes.to_numpy()}
     )
-    within_step = (bursts["minute"] - bursts["step"]).clip(lower=0.0)
-    burst = bursts.groupby(["step", "minute", "user"], sort=True).ngroup().to_numpy()
-    first_jobs = np.unique(burst, return_index=True)[1]
-    step, minute = bursts["step"].to_numpy()[first_jobs], within_step.to_numpy()[first_jobs]
+    burst = bursts.groupby(list(bursts), sort=True).ngroup().to_numpy()
+    first_jobs = bursts.iloc[np.unique(burst, return_index=True)[1]]
     random = np.random.default_rng(int.from_bytes(_digest(key, "deal", b""))).random(len(first_jobs))
     permuted = np.empty(len(first_jobs))
-    # Bursts are in the order of their minutes. Within each step they get the minutes in a random order.
-    permuted[np.lexsort((random, step))] = minute
+    # Bursts are in the order of their minutes. Within each step and size they get the minutes in a random order.
+    permuted[np.lexsort((random, first_jobs["size"], first_jobs["step"]))] = first_jobs["minute"]
     return permuted[burst]
 
 
@@ -188,14 +236,18 @@ def _pseudonym(key: bytes, kind: str, text: str) -> str:
     return "".join(letters)
 
 
-def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Series[Any]:
-    counts = names.value_counts()
-    words = {
-        name: _pseudonym(key, str(names.name), str(name)) if count >= fewest_jobs else OTHERS
-        for name, count in counts[counts > 0].items()
-    }
+def _is_shared(names: pd.Series[Any], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return for each job whether enough users have its name."""
+    kinds = pd.factorize(names)[0]
+    return np.isin(kinds, shared_kinds(kinds, owner, most_of_one=1.0))
+
+
+def _pseudonyms(names: pd.Series[Any], owner: NDArray[np.int64], key: bytes) -> pd.Series[Any]:
+    is_shared = pd.Series(_is_shared(names, owner), index=names.index)
+    words = {name: _pseudonym(key, str(names.name), str(name)) for name in names.unique() if pd.notna(name)}
     # By way of a plain text column, because several names may become one category.
-    return names.astype("object").map(words).astype("str").astype("category")
+    found = names.astype("object").map(words).where(is_shared | names.isna(), OTHERS)
+    return found.astype("str").astype("category")
 
 
 def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
@@ -279,14 +331,18 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
     return columns
 
 
-def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> dict[str, Any]:
-    """Return time limits and memory, rounded and without rare values."""
-    columns = {}
-    for name in ("time_limit_s", "memory_mib"):
-        rounded = two_digits(like[name].to_numpy(dtype=np.float64))
-        common = _common(rounded, np.ones(len(like)), fewest_jobs)
-        columns[name] = _round_up(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
-    return columns
+def _shared_limits(limits: pd.Series[Any], kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return limits of two digits, raised to the next that users of a kind share."""
+    rounded = two_digits(limits.to_numpy(dtype=np.float64))
+    known = pd.DataFrame({"kind": kinds, "limit": rounded})
+    pairs = number_rows(known)
+    known["is_shared"] = np.isin(pairs, shared_kinds(pairs, owner))
+    raised = rounded.copy()
+    for rows in known.groupby("kind").indices.values():
+        of_kind = rounded[rows]
+        shared = np.unique(of_kind[known["is_shared"].to_numpy()[rows] & ~np.isnan(of_kind)])
+        raised[rows] = _round_up(of_kind, shared if len(shared) else np.unique(of_kind[~np.isnan(of_kind)])[-1:])
+    return raised
 
 
 def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.float64]:

@@ -13,6 +13,9 @@ from helios.choices import ExportLayout
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
+    Out,
+    Since,
+    Until,
     configuration,
     duration,
     expand,
@@ -31,10 +34,10 @@ commands = typer.Typer()
 @expand
 def export(
     *,
-    out: Annotated[Path, Option(help="Folder for the files; made if missing.")],
+    out: Out,
     source: HistoryOptions,
-    since: Annotated[str | None, Option("--from", help="Export jobs submitted from this time on.")] = None,
-    until: Annotated[str | None, Option("--to", help="Export jobs submitted before this time.")] = None,
+    since: Since = None,
+    until: Until = None,
     layouts: Annotated[
         str, Option("--layout", help="Files to write, by commas: parquet holds all columns, helios and swf some.")
     ] = ",".join(ExportLayout),
@@ -53,21 +56,8 @@ def export(
             "dealt out anew. Default: 1d.",
         ),
     ] = None,
-    fewest_jobs: Annotated[
-        int | None,
-        Option(min=1, help="With --anonymous: pool users, and merge sizes upward, with fewer jobs. Default: 5."),
-    ] = None,
-    risk_bound: Annotated[
-        float | None,
-        Option(
-            min=0,
-            max=1,
-            help="With --anonymous: refuse if size and submission give the user of a larger share of the jobs. "
-            "Default: 0.2.",
-        ),
-    ] = None,
     accept_risk: Annotated[
-        bool, Option("--accept-risk", help="With --anonymous: export whatever the risk is.")
+        bool, Option("--accept-risk", help="With --anonymous: export whatever the risk is, and leave no job out.")
     ] = False,
     key: Annotated[
         Path | None,
@@ -81,26 +71,23 @@ def export(
 ) -> None:
     """Write history to files, as it is or anonymous.
 
-    The files load again with helios trace load. A plain export holds personal data. An anonymous one is refused where
-    too many of its jobs give their user back.
+    The files load again with helios trace load. A plain export holds personal data. An anonymous one has cohorts for
+    users, leaves jobs out that give their user away, and is refused where too many still do.
     """
     from helios.study.export.export import export_history  # noqa: PLC0415 - the simulator; most commands need none
     from helios.study.export.report import loss_table, risk_table  # noqa: PLC0415 - as above
-    from helios.study.export.request import ExportRequest  # noqa: PLC0415 - the simulator; most commands need none
+    from helios.study.export.request import RISK_BOUND, ExportRequest  # noqa: PLC0415 - the simulator; most commands need none
 
     settings = configuration().settings
     chosen = {
         "round_s": None if round_ is None else round(duration(round_).total_seconds()),
-        "fewest_jobs": fewest_jobs,
-        "risk_bound": risk_bound,
         "accept_risk": accept_risk or None,
         "key_file": key,
     }
     chosen = {name: value for name, value in chosen.items() if value is not None}
     if chosen and not anonymous:
         raise UsageError(
-            "A plain export writes everything as it is: --round, --fewest-jobs, --risk-bound, --accept-risk and --key "
-            "are for anonymous ones.",
+            "A plain export writes everything as it is: --round, --accept-risk and --key are for anonymous ones.",
             hint="Add --anonymous, or leave them out.",
         )
     wanted = _layouts(layouts)
@@ -110,7 +97,7 @@ def export(
             out=out,
             layouts=wanted,
             since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
+            until=moment(until, timezone=history.timezone, is_end=True),
             anonymous=anonymous,
             key_folder=Path(settings.control.state_folder) / "export-keys",
             **chosen,  # type: ignore[arg-type]  # because mypy does not know which option is which
@@ -127,7 +114,7 @@ def export(
         f"{result.jobs:,} jobs of {result.cluster} exported to {out}: {', '.join(p.name for p in result.files)}."
     ]
     if result.risk is not None and result.loss is not None:
-        found += ["", risk_table(result.risk, bound=request.risk_bound), "", loss_table(result.loss)]
+        found += ["", risk_table(result.risk, bound=RISK_BOUND), "", loss_table(result.loss)]
     print_result(result.to_json(), *found, as_json=as_json)
 
 

@@ -1,9 +1,11 @@
 """Risk that jobs and users of an anonymous export are found again.
 
-Somebody may know jobs of the site, or have its whole log.
+Somebody may know a published list of what each user used, a few jobs, or the site's own log. Each attack here claims
+jobs for a user. Claims for a user count, with the jobs that they are right on, where they are right on more than half.
 
-Source of the attacks: size and second of the submission alone identified every job of three published "anonymous"
-copies of one trace, and gave their users back. Sizes are GPUs, CPUs and nodes together.
+Source of the attacks: with the number of jobs of each user 50 of 110 users of an earlier export were found, with three
+jobs of each 96. Size and second of the submission alone identified every job of three published "anonymous" copies of
+one trace. Sizes are GPUs, CPUs and nodes together.
 """
 
 from __future__ import annotations
@@ -16,31 +18,39 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import SIZES, seconds_of
-from helios.study.export.anonymous import OTHERS, WEEK_S
+from helios.study.export.anonymous import LIMITS, WEEK_S, Anonymised
+from helios.study.export.cohorts import FEWEST_USERS, MOST_OF_ONE, count_by_owner, number_rows, owners
 
-COMMONEST = 3
+KNOWN_JOBS = 3
+DRAWS = 3
+"""Draws of the known jobs, of which the one that gives most counts: one more or less can differ by a tenth."""
 _SEEN = [*SIZES, "step"]
 """What somebody knows of a job who saw it in the queue."""
+_REMEMBERED = [*SIZES, "run_time_s", "state"]
+"""What somebody knows of a job who was told of it."""
+_REQUEST = [*SIZES, *LIMITS, "partition", "qos", "gpu_type", "name"]
+"""What jobs of one user have in common, besides the user."""
 _SAMPLE = 2_000
 """Cells by which the shift of an export is found: a wrong shift matches a few of them, the right one all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linkage:
-    """Exported jobs that match exactly one job of the site's log.
-
-    No other exported job matches it.
+class Found:
+    """What an attack finds.
 
     Attributes
     ----------
     jobs : float
-        Their share.
+        Share of the exported jobs.
     users : float
-        Share of the users (without pooled ones) who have such a job.
+        Share of the exported users.
     """
 
     jobs: float
     users: float
+
+
+NOTHING = Found(jobs=0.0, users=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,47 +60,72 @@ class Risk:
     Attributes
     ----------
     jobs, users : int
-        Exported; pooled users are not counted.
+        Exported.
+    left_out : int
+        Jobs that were left out to hide their users.
     unique_jobs : float
         Share of the jobs whose size and submission, as far as it is true, no other job has.
-    traced_jobs : float
-        Share of the jobs that give their user to somebody who knows their size and submission: no job of another user
-        has the same of both. The bound is on this figure.
-    traced_users : float
-        Share of the users who have a traced job.
-    users_unique_in_sizes : float
-        Share of the users whose three commonest sizes are those of no other.
+    traced : Found
+        By size and submission, of jobs of which no other user has the same of both.
+    by_usage_list : Found
+        By a list of the jobs, GPU hours and CPU hours of each user, whichever gives most: a pseudonym is claimed for
+        the user whose figure is nearest.
+    by_known_jobs : Found
+        By size, run time and state of three jobs of each user: if only one pseudonym has all three, its jobs are
+        claimed; or the jobs with pseudonym and request of one of them that only one pseudonym has, whichever gives
+        more.
+    by_half_a_log : Found
+        By the site's own log of the first half of the jobs: later ones are claimed for the user who had most of the
+        same pseudonym and request before.
     shifts_tried : int
         Numbers of weeks by which the export and the site's own log overlap.
     shift_found : bool
         Whether the log shows by how many weeks the export was moved.
-    by_size_and_submission, by_size_and_all_times : Linkage
-        What then matches between export and log: by the submission alone, and by submission, wait and run time.
+    by_size_and_submission, by_size_and_all_times : Found
+        Exported jobs that then match exactly one job of the log, and no other of the export: by the submission alone,
+        and by submission, wait and run time; and users who have such a job.
     """
 
     jobs: int
     users: int
+    left_out: int
     unique_jobs: float
-    traced_jobs: float
-    traced_users: float
-    users_unique_in_sizes: float
+    traced: Found
+    by_usage_list: Found
+    by_known_jobs: Found
+    by_half_a_log: Found
     shifts_tried: int
     shift_found: bool
-    by_size_and_submission: Linkage
-    by_size_and_all_times: Linkage
+    by_size_and_submission: Found
+    by_size_and_all_times: Found
+
+    @property
+    def highest(self) -> float:
+        """The largest share of jobs that one of the attacks gives to their user.
+
+        All where so few users are exported that each knows whose the rest is.
+        """
+        if 0 < self.users < FEWEST_USERS:
+            return 1.0
+        claims = (self.traced, self.by_usage_list, self.by_known_jobs, self.by_half_a_log)
+        return max(claim.jobs for claim in claims)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
         return asdict(self)
 
 
-def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offset_s: int = 0, weeks: int) -> Risk:
+def assess_risk(
+    made: Anonymised, jobs: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offset_s: int = 0, weeks: int
+) -> Risk:
     """Measure the re-identification risk of an export.
 
     Parameters
     ----------
-    exported : DataFrame
-        The anonymous jobs, columns of ``JOBS``.
+    made : Anonymised
+        The anonymous jobs.
+    jobs : DataFrame
+        What was exported, columns of ``JOBS``: lists of use are made of them.
     log : DataFrame
         All jobs of the site as somebody would round and merge them who knows how the export was made.
     round_s : int
@@ -100,29 +135,108 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offs
     weeks : int
         Number of weeks by which the export was really shifted.
     """
-    given, known = (_known_attributes(jobs, round_s=round_s, offset_s=offset_s) for jobs in (exported, log))
-    cells, owners = _cells(given), _owners(exported)
-    traced = _has_single_owner(cells, owners)
+    exported, owner = made.jobs, made.owner
+    given, known = (_known_attributes(frame, round_s=round_s, offset_s=offset_s) for frame in (exported, log))
+    cells = number_rows(given[_SEEN])
+    traced = _has_single_owner(cells, owner)
     tried, found = _find_shift(given, known, steps_per_week=WEEK_S // round_s)
     known["step"] += found * (WEEK_S // round_s)
     return Risk(
         jobs=len(exported),
-        users=len(np.unique(owners[owners >= 0])),
+        users=len(np.unique(owner[owner >= 0])),
+        left_out=made.left_out,
         unique_jobs=float((np.bincount(cells)[cells] == 1).mean()),
-        traced_jobs=float(traced.mean()),
-        traced_users=_share_of_users(traced, owners),
-        users_unique_in_sizes=_unique_in_sizes(exported, owners),
+        traced=Found(jobs=float(traced.mean()), users=_share_of_users(traced, owner)),
+        by_usage_list=_by_usage_list(made, jobs),
+        by_known_jobs=_by_known_jobs(made),
+        by_half_a_log=_by_half_a_log(made),
         shifts_tried=tried,
         shift_found=found == weeks,
-        by_size_and_submission=_linkage(given[_SEEN], known[_SEEN], owners),
-        by_size_and_all_times=_linkage(given, known, owners),
+        by_size_and_submission=_linkage(given[_SEEN], known[_SEEN], owner),
+        by_size_and_all_times=_linkage(given, known, owner),
     )
 
 
-def traced_share(exported: pd.DataFrame, *, round_s: int, offset_s: int) -> float:
-    """Return the share of traced jobs with coarser times."""
-    cells = _cells(_known_attributes(exported, round_s=round_s, offset_s=offset_s))
-    return float(_has_single_owner(cells, _owners(exported)).mean())
+def _pseudonyms(jobs: pd.DataFrame) -> NDArray[np.int64]:
+    return jobs["user"].cat.codes.to_numpy().astype(np.int64)
+
+
+def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Found:
+    """Return what comes of claims.
+
+    Columns are the number of a job in the export, the user that it is claimed for, and the group of claims that are
+    made together.
+    """
+    right = owner[rows["job"]] == rows["claimed"]
+    groups = right.groupby([rows["claimed"], rows["group"]]).agg(["sum", "mean"])
+    groups = groups[groups["mean"] > MOST_OF_ONE]
+    users, found = len(np.unique(owner[owner >= 0])), groups.index.get_level_values("claimed").nunique()
+    return Found(jobs=float(groups["sum"].sum()) / len(owner), users=found / users if users else 0.0)
+
+
+def _claim_groups(who: pd.Series[Any], groups: pd.Series[Any], owner: NDArray[np.int64]) -> Found:
+    """Return what comes of claiming groups of jobs for the users that ``who`` names."""
+    rows = pd.DataFrame({"job": groups.index, "claimed": groups.map(who), "group": groups})
+    return _claim(rows.dropna().astype(np.int64), owner)
+
+
+def _by_usage_list(made: Anonymised, jobs: pd.DataFrame) -> Found:
+    """Claim each pseudonym for the user whose figure is nearest."""
+    claims, pseudonyms = [NOTHING], _pseudonyms(made.jobs)
+    for name in ("jobs", "gpus", "cpus"):
+        published, given = (
+            _logs_of_use(frame, who, name) for frame, who in ((jobs, owners(jobs)), (made.jobs, pseudonyms))
+        )
+        if len(published):
+            edges = (published.to_numpy()[1:] + published.to_numpy()[:-1]) / 2
+            nearest = published.index.to_numpy()[np.searchsorted(edges, given.to_numpy())]
+            claims.append(_claim_groups(pd.Series(nearest, index=given.index), pd.Series(pseudonyms), made.owner))
+    return max(claims, key=lambda claim: claim.jobs)
+
+
+def _logs_of_use(jobs: pd.DataFrame, who: NDArray[np.int64], name: str) -> pd.Series[Any]:
+    """Return the logarithm of the use of each known one, the smallest first."""
+    amounts = pd.Series(1.0, index=jobs.index) if name == "jobs" else jobs[name] * jobs["run_time_s"]
+    use = amounts.astype(np.float64).groupby(who).sum()
+    use = use[(use.index >= 0) & (use > 0)].sort_values()
+    return pd.Series(np.log(use.to_numpy()), index=use.index)
+
+
+def _by_known_jobs(made: Anonymised) -> Found:
+    """Claim what three jobs of each user lead to."""
+    owner, random = made.owner, np.random.default_rng(0)
+    jobs = pd.DataFrame(
+        {
+            "job": np.arange(len(owner)),
+            "group": _pseudonyms(made.jobs),
+            "cell": number_rows(made.jobs[_REMEMBERED]),
+            "request": number_rows(made.jobs[["user", *_REQUEST]]),
+        }
+    )
+    cells = jobs[["cell", "group"]].drop_duplicates()
+    claims = [NOTHING]
+    for _ in range(DRAWS):
+        order = random.permutation(np.flatnonzero(owner >= 0))
+        known = pd.DataFrame({"claimed": owner[order], "job": order}).groupby("claimed").head(KNOWN_JOBS)
+        known = known.merge(jobs[["job", "cell", "request"]], on="job")
+        matches = known.merge(cells, on="cell")
+        # The pseudonyms that have all jobs that are known of a user: where it is one, all its jobs are claimed.
+        having = matches.groupby(["claimed", "group"])["job"].nunique().reset_index(name="known")
+        having = having[having["known"] == having["claimed"].map(known["claimed"].value_counts())]
+        having = having.drop_duplicates("claimed", keep=False)[["claimed", "group"]]
+        claims.append(_claim(having.merge(jobs[["job", "group"]], on="group"), owner))
+        # Or each job that only one pseudonym has leads to those with the same pseudonym and request.
+        alike = matches.drop_duplicates(["claimed", "job"], keep=False)[["claimed", "request"]].drop_duplicates()
+        claims.append(_claim(alike.merge(jobs[["job", "request"]], on="request").assign(group=0), owner))
+    return max(claims, key=lambda claim: claim.jobs)
+
+
+def _by_half_a_log(made: Anonymised) -> Found:
+    """Claim later jobs for who had most jobs of the same pseudonym and request before."""
+    groups, half = number_rows(made.jobs[["user", *_REQUEST]]), len(made.owner) // 2
+    before = count_by_owner(groups[:half], made.owner[:half]).drop_duplicates("kind")
+    sure = before[(before["owner"] >= 0) & (before["jobs"] > MOST_OF_ONE * before["total"])]
+    return _claim_groups(sure.set_index("kind")["owner"], pd.Series(groups)[half:], made.owner)
 
 
 def _known_attributes(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
@@ -138,7 +252,7 @@ def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: in
     The best is the one under which most combinations of size and submission of the export are in the log.
     """
     both = pd.concat([exported[_SEEN], log[_SEEN]], ignore_index=True)
-    size = both.groupby(list(SIZES), dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
+    size = number_rows(both[list(SIZES)])
     steps, log_steps = exported["step"].to_numpy(), log["step"].to_numpy()
     first, span = log_steps.min(), log_steps.max() - log_steps.min() + 1
     known = np.unique(size[len(exported) :] * span + log_steps - first)
@@ -153,21 +267,6 @@ def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: in
     return len(weeks), int(weeks[np.argmax(matches)]) if len(weeks) else 0
 
 
-def _owners(jobs: pd.DataFrame) -> NDArray[np.int64]:
-    """Return each job's user as a number.
-
-    Jobs of unknown and pooled users have a negative one of their own.
-    """
-    codes = jobs["user"].cat.codes.to_numpy().astype(np.int64)
-    nobody = (codes < 0) | (jobs["user"] == OTHERS).to_numpy()
-    return np.where(nobody, -1 - np.arange(len(jobs)), codes)
-
-
-def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
-    """Return each job's number of its size and submission."""
-    return known.groupby(_SEEN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
-
-
 def _has_single_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return the jobs alone in their cell, by owner."""
     grouped = pd.Series(owners).groupby(cells)
@@ -179,20 +278,8 @@ def _share_of_users(jobs: NDArray[np.bool_], owners: NDArray[np.int64]) -> float
     return len(np.unique(owners[jobs & (owners >= 0)])) / len(users) if len(users) else 0.0
 
 
-def _unique_in_sizes(jobs: pd.DataFrame, owners: NDArray[np.int64]) -> float:
-    size = jobs.groupby(list(SIZES), dropna=False).ngroup().to_numpy()
-    counts = pd.DataFrame({"user": owners, "size": size})[owners >= 0].value_counts(sort=False).rename("jobs")
-    if counts.empty:
-        return 0.0
-    ordered = counts.reset_index().sort_values(["user", "jobs", "size"], ascending=[True, False, True])
-    ordered = ordered.groupby("user").head(COMMONEST).sort_values(["user", "size"])
-    words = ordered["size"].astype("str").groupby(ordered["user"]).agg(" ".join)
-    return float((~words.duplicated(keep=False)).mean())
-
-
-def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Linkage:
-    both = pd.concat([exported, log], ignore_index=True)
-    cells = both.groupby(list(both), dropna=False, sort=False).ngroup().to_numpy()
+def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Found:
+    cells = number_rows(pd.concat([exported, log], ignore_index=True))
     counts, log_counts = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
     linked = ((counts == 1) & (log_counts == 1))[cells[: len(exported)]]
-    return Linkage(jobs=float(linked.mean()), users=_share_of_users(linked, owners))
+    return Found(jobs=float(linked.mean()), users=_share_of_users(linked, owners))

@@ -27,13 +27,14 @@ _FIGURES = {
 
 def risk_table(risk: Risk, *, bound: float) -> RenderableType:
     """Show the re-identification risk of an export."""
-    by_submission, by_all = risk.by_size_and_submission, risk.by_size_and_all_times
     rows = [
         ("Alone with their size and submission", risk.unique_jobs, None),
-        (f"Whose user size and submission give (bound {percent(bound)})", risk.traced_jobs, risk.traced_users),
-        ("Found in the site's own log by size and submission", by_submission.jobs, by_submission.users),
-        ("Found there by size, submission, wait and run time", by_all.jobs, by_all.users),
-        ("Unique in their three commonest sizes", None, risk.users_unique_in_sizes),
+        (f"Given to their user (bound {percent(bound)}) by size and submission", risk.traced.jobs, risk.traced.users),
+        ("by a list of each user's jobs or hours", risk.by_usage_list.jobs, risk.by_usage_list.users),
+        ("by size, run time and state of three jobs", risk.by_known_jobs.jobs, risk.by_known_jobs.users),
+        ("by the first half of the site's own log", risk.by_half_a_log.jobs, risk.by_half_a_log.users),
+        ("In that log by size and submission", risk.by_size_and_submission.jobs, risk.by_size_and_submission.users),
+        ("and by wait and run time, too", risk.by_size_and_all_times.jobs, risk.by_size_and_all_times.users),
     ]
     table = plain_table("Risk", "Jobs", "Users")
     for name, jobs, users in rows:
@@ -43,6 +44,7 @@ def risk_table(risk: Risk, *, bound: float) -> RenderableType:
         table,
         "",
         f"The site's own log {verb} by how many weeks the times were moved ({risk.shifts_tried:,} shifts tried). "
+        f"{risk.left_out:,} jobs were left out to hide their users. A user here is a cohort of three and more. "
         "Share this export only with people who may link it to jobs that they know.",
     )
 

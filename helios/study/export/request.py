@@ -17,8 +17,8 @@ ANONYMOUS = "anonymous"
 """Name of the cluster in an anonymous export."""
 MANIFEST, RISK, LOSS = "export.json", "risk.json", "loss.json"
 RISK_BOUND = 0.2
-"""Largest share of traced jobs. Five real histories have 5 to 18 % if submissions are true to the day, 36 to 68 % if to
-the hour (docs/decisions/0032)."""
+"""Largest share of the jobs that any measured attack may give to their user. A fifth is what six real histories reach
+with submissions true to the day, and none with hours (docs/decisions/0038)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,10 @@ class ExportRequest:
         Only jobs submitted in [since, until).
     anonymous : bool
         What follows is for anonymous exports.
-    round_s, fewest_jobs : int
-        See :class:`~helios.study.export.anonymous.Coarseness`.
-    risk_bound : float
-        Largest share of traced jobs.
+    round_s : int
+        Step to which submissions are true, s.
     accept_risk : bool
-        Whether a greater risk is accepted.
+        Whether a risk above the bound is accepted, and no job left out.
     key_file : Path, optional
         The key; made if missing. None for a new one in ``key_folder``.
     """
@@ -51,8 +49,6 @@ class ExportRequest:
     until: datetime | None = None
     anonymous: bool = False
     round_s: int = DAY_S
-    fewest_jobs: int = 5
-    risk_bound: float = RISK_BOUND
     accept_risk: bool = False
     key_file: Path | None = None
     key_folder: Path = Path()

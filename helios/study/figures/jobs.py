@@ -167,7 +167,7 @@ def waits(source: FigureSource, *, by: tuple[str, ...]) -> FigureData | str:
 def wait_share(source: FigureSource) -> FigureData | str:
     """Return the share of JCT that jobs wait, by run time."""
     history = source.history
-    is_known = source.first_waits & np.isfinite(history.wait_s) & np.isfinite(history.run_time_s)
+    is_known = source.first_waits & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
     if not is_known.any():
         return NO_STARTS
     wait_s, run_time_s = np.maximum(history.wait_s[is_known], 0), history.run_time_s[is_known]
@@ -306,7 +306,7 @@ def users(source: FigureSource) -> FigureData | str:
         title=f"The top 5 % of users ({top} of {n:,}) hold {percent(share(largest[:top], largest))} of {unit} hours.",
         definition=(
             f"Users with {unit} hours in the window, sorted down in each curve; waiting is that in the window of their "
-            f"{unit} jobs. Completion: of each user's {unit} jobs that ended"
+            f"{unit} jobs for their first start. Completion: of each user's {unit} jobs that ended"
         ),
         n=n,
         noun="users",
@@ -366,7 +366,7 @@ def holders(source: FigureSource) -> FigureData | str:
         noun, names = source.groups
     else:
         return "neither users nor accounts nor partitions are recorded here"
-    weights = [(f"of {unit} hours", source.hours), ("of the time waited", source.wait_hours)]
+    weights = [(f"of {unit} hours", source.hours), ("of the hours waited", source.wait_hours)]
     weights = [(name, weight) for name, weight in weights if float(weight.sum()) > 0]
     if not weights:
         return "neither run times nor starts are recorded here"
@@ -378,10 +378,13 @@ def holders(source: FigureSource) -> FigureData | str:
         total = np.bincount(group_of_job, weights=weight, minlength=len(labels))[: len(labels)]
         bars.append(series(name, labels, 100 * total / total.sum()))
     top_percent = bars[0].y[0]
-    waiting = f" and {bars[1].y[0]:.0f} % of the waiting" if len(bars) > 1 else ""
+    waiting = f" and {bars[1].y[0]:.0f} % of the hours waited" if len(bars) > 1 else ""
     return FigureData(
         title=f"{holds(noun, labels[0])} {top_percent:.0f} % of the {unit} hours{waiting}.",
-        definition=f"The {len(labels) - (THE_REST in labels)} {noun}s with the most {unit} hours inside the window",
+        definition=(
+            f"The {len(labels) - (THE_REST in labels)} {noun}s with the most {unit} hours inside the window; waiting "
+            f"is that in the window of {unit} jobs for their first start, over, given up or not"
+        ),
         n=int((np.bincount(names.code[names.known & source.sized], minlength=1) > 0).sum()),
         noun=f"{noun}s",
         coverage=share(source.hours[names.known], source.hours),

@@ -473,10 +473,8 @@ class FigureSource:
 
     @cached_property
     def wait_hours(self) -> Floats:
-        """Hours that each job waited in the window."""
-        history = self.history
-        waited_s = self.wait_ends_s - np.maximum(history.eligible_s, history.first_s)
-        return np.where(self.wait_known, np.maximum(waited_s, 0), 0) / 3600
+        """Hours that each job waited in the window for its first start."""
+        return self.history.waited_hours
 
     @cached_property
     def size_class(self) -> NDArray[np.int16]:

@@ -313,12 +313,12 @@ def idle_nodes(source: FigureSource) -> FigureData | str:
     at_least = "At least " if finding.parts["level"] == "counts" else ""
     share_idle = percent(finding.estimate.value, 1)
     return FigureData(
-        title=f"{at_least}{share_idle} of node hours are in idle spells above an hour: {a_day:,.0f} kWh a day if they "
-        "slept.",
+        title=f"{at_least}{share_idle} of node hours are in idle spells above an hour.",
         definition=(
             f"Spells longer than an hour without a job on a node in service, by {kind}; the energy is that of nodes "
             f"awake less that of nodes asleep, at {source.energy.node_idle_w:g} and {source.energy.node_sleep_w:g} W "
-            f"and {source.energy.cooling_factor:g} times that for the building"
+            f"and {source.energy.cooling_factor:g} times that for the building, {a_day:,.0f} kWh a day. That is the "
+            "most that sleep can save; helios whatif energy says what it would"
         ),
         n=finding.n or 0,
         noun="nodes",

@@ -188,11 +188,13 @@ def idle_beside_waiting(
     unusable = {
         "reasons": reasons if nodes_known else None,
         "reasons_missing": "" if nodes_known else NOT_KNOWN_HERE,
+        "lower_bound": not nodes_known,
         "by_partition": _hours_by_pool(capacity, idle, UNUSABLE, weeks),
     }
     behind_oldest = {
         "fits_at_all": float(idle.pools[:, :, OWN].sum()) / HOUR_S / weeks,
         "by_partition": _hours_by_pool(capacity, idle, BEHIND_OLDEST, weeks),
+        "upper_bound": not nodes_known,
     }
     return (
         _finding_elsewhere(history, capacity, idle),
@@ -259,7 +261,8 @@ def _count_by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> 
     size = history.size[waits.job]
     # What is larger than a node comes in whole nodes.
     need = np.where((per_node > 0) & (size > per_node), -(-size // np.maximum(per_node, 1)) * per_node, size)
-    shapes, shape = _distinct([pool_of[waits.job], size, need])
+    partition = history.partition.code[waits.job]
+    shapes, shape = _distinct([pool_of[waits.job], size, need, partition])
     queue = Queue(
         eligible_s=waits.eligible_s,
         until_s=waits.until_s,
@@ -270,10 +273,10 @@ def _count_by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> 
         size=np.ascontiguousarray(shapes[:, 1]),
         kind=shapes[:, 0].astype(np.int64),
         pool=shapes[:, 0].astype(np.int64),
-        partition=shapes[:, 0].astype(np.int64),
+        partition=np.where(shapes[:, 3] >= 0, shapes[:, 3], len(history.partition.values)).astype(np.int64),
     )
     # Of 10^7 jobs each of these takes 80 MB.
-    del size, need, per_node
+    del size, need, per_node, partition
     is_held = (history.size > 0) & (pool_of >= 0) & (history.ended_s > history.first_s)
     is_held &= (history.started_s < history.end_s) & (history.ended_s > history.started_s)
     pools = np.arange(n_pools)
@@ -440,6 +443,7 @@ def _finding(
     parts = {
         "level": idle.level,
         "share_of_service": float(by_day.sum()) / served if served else None,
+        "service_hours_per_week": float(capacity.unit_hours.sum()) / history.weeks,
         "mean": float(by_day.sum()) / (history.end_s - history.first_s),
         "capacity": capacity.source,
         "at_least": capacity.at_least,
@@ -472,7 +476,7 @@ def _finding_elsewhere(history: StudyHistory, capacity: Capacity, idle: IdleByDa
             for place, name in enumerate(capacity.pools)
         },
     }
-    finding = _finding(1, LENT, history, capacity, idle, more=parts)
+    finding = _finding(1, LENT, history, capacity, idle, more=parts | {"upper_bound": idle.level == "counts"})
     if _has_others(capacity, idle):
         return finding
     parts = {**finding.parts, "share_of_service": None, "mean": None, "other_partition_fits": None}

@@ -25,9 +25,10 @@ from helios.metrics.history import (
     Floats,
     Seconds,
     StudyHistory,
+    follows_run,
     share,
 )
-from helios.metrics.statistics import mean_interval, rank_correlation
+from helios.metrics.statistics import mean_interval
 from helios.metrics.trials import find_trials, last_alike, next_alike
 from helios.model import SIZE_CLASSES, size_class
 from helios.study.capacity import Capacity
@@ -85,12 +86,18 @@ def long_failures(history: StudyHistory) -> Finding:
         n=int((failed & (history.size > 0)).sum()),
         coverage=share(history.hours()[known], history.hours()),
         hours_per_week=float(lost.sum()) / history.weeks,
-        parts={"share_of_hours_by_nodes": share(history.hours_by_block(by_nodes), hours)},
+        parts={
+            "share_of_hours_by_nodes": share(history.hours_by_block(by_nodes), hours),
+            "failed_hours": float(history.hours()[np.isin(history.state, (FAILED, NODE_FAILED))].sum()),
+        },
     )
 
 
 def repeated_failures(history: StudyHistory) -> Finding:
-    """Return how often jobs fail after an alike failure."""
+    """Return the share of hours in the third and later failures in a row.
+
+    Its parts are how often jobs fail after an alike failure, and otherwise.
+    """
     known = (history.state != UNKNOWN) & (history.state != NOT_ENDED) & history.sized
     if not known.any():
         return unknown_finding(8, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
@@ -104,23 +111,20 @@ def repeated_failures(history: StudyHistory) -> Finding:
     after_failure[seen] = failed[before[seen]]
     streak = failed & after_failure
     streak[streak] = after_failure[before[streak]]
-    again, chances = (
-        history.blocks.sum(history.submitted_s[jobs]) for jobs in (failed & after_failure & seen, after_failure & seen)
-    )
-    if not chances.any():
+    if not (after_failure & seen).any():
         return unknown_finding(8, "failed jobs that were repeated", n=0, coverage=1.0)
     hours = history.hours_by_block(history.state != UNKNOWN)
     lost = history.hours_by_block(streak)
     return Finding(
         number=8,
-        estimate=history.blocks.ratio(again, chances).bounded(most=1.0),
-        n=int(chances.sum()),
+        estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
+        n=int((after_failure & seen).sum()),
         coverage=float(seen.sum() / max(1, history.sized.sum())),
         hours_per_week=float(lost.sum()) / history.weeks,
         parts={
             "share_that_fails": _mean(failed[known]),
+            "share_that_fails_after_failure": _mean(failed[seen & after_failure]),
             "share_that_fails_after_success": _mean(failed[seen & ~after_failure]),
-            "share_of_hours_in_streaks": share(lost, hours),
         },
     )
 
@@ -172,7 +176,7 @@ def long_limits(history: StudyHistory) -> Finding:
     found.sort(key=lambda row: (-row["hours"], row["partition"]))
     return Finding(
         number=10,
-        estimate=history.blocks.weighted_median(ratio, history.submitted_s[chosen], hours).bounded(least=1.0),
+        estimate=history.blocks.weighted_median(ratio, history.submitted_s[chosen], hours).bounded(),
         n=int(chosen.sum()),
         coverage=float(chosen.sum() / max(1, (history.sized & ended).sum())),
         parts={
@@ -211,12 +215,9 @@ def started_again(history: StudyHistory) -> Flags:
 
     The parts of a job that was resized are one run.
     """
-    rows = pd.DataFrame({"job": pd.factorize(history.jobs["job_id"])[0], "restart": history.restart})
-    rows = rows.assign(submitted_s=history.submitted_s).sort_values(["job", "submitted_s", "restart"], kind="stable")
-    # The id of a job may be used again: a job of its own begins with 0.
-    follows = rows["restart"] > 0
-    is_followed = (follows & (rows["job"] == rows["job"].shift())).shift(-1, fill_value=False)
-    found: Flags = is_followed.sort_index().to_numpy() & (history.state != NOT_ENDED)
+    before = follows_run(history.jobs["job_id"], history.submitted_s, history.restart)
+    found: Flags = (history.state != NOT_ENDED).copy()
+    found &= np.isin(np.arange(len(found)), before)
     return found
 
 
@@ -246,7 +247,7 @@ def concentration(history: StudyHistory) -> Finding:
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
     top = np.argsort(-by_user, kind="stable")[: top_count(n)]
-    waited = history.user.sum(np.nan_to_num(history.wait_s)) if history.has_starts else None
+    waited = history.user.sum(history.waited_hours) if history.has_starts else None
     return Finding(
         number=11,
         estimate=history.blocks.estimate(top_share(total), np.array(without)).bounded(most=1.0),
@@ -292,11 +293,11 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
     short = run_time_s <= np.median(run_time_s)
     node = np.array(capacity.units_per_node or [0] * len(capacity.pools), dtype=np.int64)
     sizes = size_class(history.size[chosen], np.append(node, 0)[capacity.pools_of(history)[chosen]])
-    waited = float(wait_s.sum())
+    waited = history.waited_hours[chosen]
     by_size = {
         name: {
             "share_of_jobs": float((sizes == number).mean()),
-            "share_of_waiting": float(wait_s[sizes == number].sum()) / waited if waited else 0.0,
+            "share_of_waiting": share(waited[sizes == number], waited) or 0.0,
         }
         for number, name in enumerate(SIZE_CLASSES)
     }
@@ -310,6 +311,7 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
             "short_p90": float(np.quantile(spent[short], 0.9)),
             "long_p50": float(np.quantile(spent[~short], 0.5)) if (~short).any() else None,
             "long_p90": float(np.quantile(spent[~short], 0.9)) if (~short).any() else None,
+            "mean_wait_s": float(wait_s.mean()),
             "wait_p50_s": float(np.quantile(wait_s, 0.5)),
             "wait_p90_s": float(np.quantile(wait_s, 0.9)),
             "wait_p99_s": float(np.quantile(wait_s, 0.99)),
@@ -357,7 +359,11 @@ def short_behind_long(history: StudyHistory) -> Finding:
 
 
 def repetition(history: StudyHistory) -> Finding:
-    """Return the share of jobs that repeat one that had ended before."""
+    """Return the rank correlation of run times with those of the last job alike.
+
+    Its parts are how many jobs have such a job, one that had ended before. The value is a lower bound of what
+    predictions reach, since they also learn from other jobs.
+    """
     if not history.user.known.any():
         return unknown_finding(14, "users", n=int(history.sized.sum()), coverage=0.0)
     before, chosen = last_alike(history), history.sized & history.user.known
@@ -365,15 +371,17 @@ def repetition(history: StudyHistory) -> Finding:
     both = repeats & np.isfinite(history.run_time_s)
     last_s = np.where(both, history.run_time_s[before], np.nan)
     both &= np.isfinite(last_s)
-    correlation = rank_correlation(history.run_time_s[both], last_s[both]) if both.sum() > 1 else float("nan")
-    counts = [history.blocks.sum(history.submitted_s[jobs]) for jobs in (repeats, chosen)]
+    estimate = history.blocks.rank_correlation(history.run_time_s[both], last_s[both], history.submitted_s[both])
+    if estimate.value is None:
+        return unknown_finding(14, "repeated jobs with different run times", n=int(both.sum()), coverage=0.0)
     return Finding(
         number=14,
-        estimate=history.blocks.ratio(*counts).bounded(most=1.0),
-        n=int(chosen.sum()),
-        coverage=float(chosen.sum() / max(1, history.sized.sum())),
+        estimate=estimate.bounded(-1.0, 1.0),
+        n=int(both.sum()),
+        coverage=float(both.sum() / max(1, history.sized.sum())),
         parts={
-            "rank_correlation": None if np.isnan(correlation) else correlation,
+            "share_of_jobs": share(repeats, chosen),
+            "lower_bound": True,
             "ends_assumed": not history.has_starts,
             "names_known": bool(history.stem.known.any()),
         },

@@ -15,7 +15,7 @@ import pandas as pd
 from helios.metrics.blocks import WEEK_HOURS, Blocks, Estimate, Finding, unknown_finding
 from helios.metrics.history import NEVER_S, Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.node_usage import BusyIntervals
-from helios.study.capacity import Capacity, peak_in_steps
+from helios.study.capacity import Capacity, NodeShapes, peak_in_steps
 from helios.study.statements.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS
 from helios.units import DAY_S, HOUR_S
 
@@ -179,17 +179,20 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 20, node hours of CPU jobs on GPU nodes while GPU jobs waited.
+    """Return finding 20, CPU jobs on GPU nodes that jobs waited for.
 
-    Several CPU jobs on a node count once.
+    The unit is node hours a week. Several CPU jobs on a node count once. Where the nodes of jobs are not known, a CPU
+    job is taken to hold the nodes that it requested, alone, if all nodes of its partition have GPUs.
     """
     if history.resource != "gpus":
         return unknown_finding(20, MISSING_GPUS)
     if not history.has_starts:
         return unknown_finding(20, MISSING_STARTS)
-    if capacity.placement is None or capacity.nodes is None:
-        return _cpu_jobs_by_partition(history, capacity)
     placement, nodes = capacity.placement, capacity.nodes
+    if nodes is None:
+        return unknown_finding(20, MISSING_NODES)
+    if placement is None:
+        return _cpu_jobs_by_partition(history, capacity, nodes)
     node_number = pd.Index(nodes.names).get_indexer(pd.Index(placement.names)).astype(np.int64)[placement.node]
     begins_s = np.maximum(history.started_s[placement.job], history.first_s)
     ends_s = np.minimum(history.ended_s[placement.job], history.end_s)
@@ -197,10 +200,12 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     held = BusyIntervals(
         names=nodes.names, node=node_number[is_cpu_job], start_s=begins_s[is_cpu_job], end_s=ends_s[is_cpu_job]
     ).merged()
+    groups, group_of_node = np.unique(nodes.member, axis=0, return_inverse=True)
     return _beside_queue(
         history,
         capacity,
-        held=(held.start_s, held.end_s, np.ones(len(held.node)), nodes.pool[held.node]),
+        held=(held.start_s, held.end_s, np.ones(len(held.node)), group_of_node.ravel()[held.node]),
+        wanted_by=groups,
         n=len(np.unique(placement.job[is_cpu_job])),
         coverage=placement.coverage,
         parts={"level": "nodes", "nodes": len(nodes.names)},
@@ -290,24 +295,31 @@ def _runs(flags: Flags) -> tuple[Seconds, Seconds]:
     return np.flatnonzero(change == 1), np.flatnonzero(change == -1)
 
 
-def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity) -> Finding:
+def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity, nodes: NodeShapes) -> Finding:
     """Return finding 20 from the partitions of jobs, an upper bound.
 
-    Where jobs with GPUs run in its partition, a CPU job is taken to hold the nodes that it requested, alone.
+    It is not known where a CPU job ran if its partition has nodes with and without GPUs.
     """
-    pool = capacity.pools_of(history)
-    served = capacity.units.mean(axis=1) > 0 if len(capacity.pools) else np.zeros(0, dtype=np.bool_)
-    if not served.any() or not history.partition.known.any():
-        return unknown_finding(20, MISSING_NODES)
-    cpu_jobs = np.flatnonzero(history.without & (pool >= 0) & served[pool] & (history.started_s < history.end_s))
-    nodes = np.maximum(np.nan_to_num(history.nodes[cpu_jobs], nan=1.0), 1.0)
+    ran = history.without & (history.started_s < history.end_s) & (history.ended_s > history.first_s)
+    share_with = np.append(nodes.share_with, np.nan)[history.partition.code]
+    if (ran & (share_with != 0) & (share_with != 1)).any():
+        return unknown_finding(20, MISSING_NODES, n=int(ran.sum()))
+    cpu_jobs = np.flatnonzero(ran & (share_with == 1))
+    requested = history.nodes[cpu_jobs]
+    shared = nodes.member.astype(np.int64)
     return _beside_queue(
         history,
         capacity,
-        held=(history.started_s[cpu_jobs], history.ended_s[cpu_jobs], nodes, pool[cpu_jobs]),
+        held=(
+            history.started_s[cpu_jobs],
+            history.ended_s[cpu_jobs],
+            np.maximum(np.nan_to_num(requested, nan=1.0), 1.0),
+            history.partition.code[cpu_jobs].astype(np.int64),
+        ),
+        wanted_by=shared.T @ shared > 0,
         n=len(cpu_jobs),
-        coverage=float(np.isfinite(history.nodes[cpu_jobs]).mean()) if len(cpu_jobs) else 1.0,
-        parts={"level": "partitions", "nodes": None},
+        coverage=float(np.isfinite(requested).mean()) if len(cpu_jobs) else 1.0,
+        parts={"level": "partitions", "nodes": None, "upper_bound": True},
     )
 
 
@@ -316,19 +328,29 @@ def _beside_queue(
     capacity: Capacity,
     *,
     held: tuple[Seconds, Seconds, Floats, Seconds],
+    wanted_by: Flags,
     n: int,
     coverage: float,
     parts: dict[str, Any],
 ) -> Finding:
-    """Return finding 20 from the nodes held by CPU jobs."""
-    begins_s, ends_s, nodes, pool_of_interval = held
-    pool, until_s = capacity.pools_of(history), history.waiting_until_s
+    """Return finding 20 from the nodes held by CPU jobs.
+
+    Parameters
+    ----------
+    held : tuple of arrays
+        Begin and end of each interval, how many nodes, and the group of these nodes.
+    wanted_by : bool array of shape (n_groups, n_partition_names)
+        Whether jobs of a partition may wait for nodes of the group.
+    """
+    begins_s, ends_s, nodes, group = held
+    code, until_s = history.partition.code, history.waiting_until_s
     in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
     while_waiting = np.zeros(history.blocks.n)
-    for number in np.unique(pool_of_interval):
-        is_waiting, in_pool = in_queue & (pool == number), pool_of_interval == number
+    for number in np.unique(group):
+        mine = group == number
+        is_waiting = in_queue & np.append(wanted_by[number], capacity.pool_of[-1] >= 0)[code]
         while_waiting += _overlap(
-            (begins_s[in_pool], ends_s[in_pool], nodes[in_pool]),
+            (begins_s[mine], ends_s[mine], nodes[mine]),
             (history.eligible_s[is_waiting], until_s[is_waiting]),
             history.blocks,
         )

@@ -60,6 +60,14 @@ class Configuration:
     min_delta: float
     steps: float
 
+    @property
+    def draws_seed(self) -> int:
+        """Seed of what the model draws as it trains.
+
+        Models without a seed start equal, and draw by their numbers.
+        """
+        return self.seed if "seed" in self.given else self.number
+
     def invalid(self, key: str, message: str, hint: str = "") -> ConfigurationInvalid:
         """Return the error that names this configuration and a key."""
         return ConfigurationInvalid(f"Configuration {self.number}, key {key!r}: {message}", hint=hint)

@@ -12,7 +12,15 @@ from torch import nn
 from helios.errors import UsageError
 from helios.training.fused.batches import Batches
 from helios.training.fused.configurations import Configuration, check_configuration, make_member
-from helios.training.fused.stack import Separate, Stack, named_trained, named_untrained, seed_device
+from helios.training.fused.stack import (
+    Separate,
+    Stack,
+    changed_attribute,
+    named_trained,
+    named_untrained,
+    seed_device,
+    settings_of,
+)
 from helios.training.fused.ways import (
     Loss,
     Obstacle,
@@ -45,6 +53,8 @@ class Models:
     ----------
     template : Module
         A model that is never trained.
+    settings : dict
+        What it had in common with the others when it was made.
     is_random : bool
         Whether a step draws random numbers.
     unused : set of str
@@ -65,6 +75,7 @@ class Models:
         self.loss, self.device, self.precision = loss, device, precision
         self._build, self._optimizer, self._first = build, optimizer, first.given
         self.template = self.make_model(first.given, first.seed)
+        self.settings = settings_of(self.template)
         self.is_random, self.unused = self._look_at_model(batches)
 
     def make_model(self, configuration: Mapping[str, Any], seed: int) -> nn.Module:
@@ -106,11 +117,8 @@ class Models:
 
         A step of two of them is tried, and compared with separate steps.
         """
-        if sparse := find_sparse(self.template):
-            return sparse
-        kinds = {own.dtype for _, own in named_trained(self.template)}
-        if len(kinds) > 1:
-            return [Obstacle("the model itself", f"its parameters are of several types, {sorted(map(str, kinds))}")]
+        if seen := self._visible_obstacles():
+            return seen
         configuration = check_configuration(0, {}, self._optimizer)
         stack = self.make_stack()
         seeds = (0, 1)
@@ -133,6 +141,18 @@ class Models:
                 if wrong := self._first_mismatch(stack, row, model):
                     return [Obstacle(wrong, "fused, it changes in another way than alone")]
         return []
+
+    def _visible_obstacles(self) -> list[Obstacle]:
+        """Return what stands in the way without a trial."""
+        obstacles = find_sparse(self.template)
+        kinds = {own.dtype for _, own in named_trained(self.template)}
+        if len(kinds) > 1:
+            obstacles.append(
+                Obstacle("the model itself", f"its parameters are of several types, {sorted(map(str, kinds))}")
+            )
+        if (name := changed_attribute(self.settings, self.template)) is not None:
+            obstacles.append(Obstacle(name, "it is no tensor, and changes as the model runs"))
+        return obstacles
 
     def _look_at_model(self, batches: Batches) -> tuple[bool, set[str]]:
         """Return whether a step draws random numbers, and the unused parameters."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from helios.errors import HeliosError
 from helios.training.fused.configurations import Member, mix_seeds
@@ -373,7 +374,7 @@ class Separate:
         Returns its loss, and the name of a value that is not finite.
         """
         if self.is_random:
-            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
+            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.draws_seed, 0), member.step))
         member.optimizer.zero_grad()
         with autocast(self.device, self.precision):
             loss = mean_loss(self.loss, model(*inputs), target)
@@ -838,32 +839,61 @@ def _state_keys(model: nn.Module) -> dict[str, str]:
     }
 
 
-def difference(template: nn.Module, model: nn.Module) -> str | None:
-    """Return how a model's structure differs, or None."""
-    expected, actual = dict(template.named_modules()), dict(model.named_modules())
-    for name in dict.fromkeys([*expected, *actual]):
-        if name not in expected or name not in actual or type(expected[name]) is not type(actual[name]):
-            kinds = [type(modules[name]).__name__ if name in modules else "nothing" for modules in (actual, expected)]
-            return f"module {name!r} is {kinds[0]}, not {kinds[1]}"
-    for kind in (named_trained, named_untrained):
-        old, new = dict(kind(template)), dict(kind(model))
-        for name in dict.fromkeys([*old, *new]):
-            forms = [
-                (tuple(tensors[name].shape), tensors[name].dtype) if name in tensors else "nothing"
-                for tensors in (new, old)
-            ]
-            if forms[0] != forms[1]:
-                return f"tensor {name!r} is {forms[0]}, not {forms[1]}"
-    for name, module in expected.items():
+Settings = dict[tuple[str, str, str], Any]
+"""Kinds of modules, shapes of tensors and attributes, by what they are, the module's or tensor's name, and a key."""
+
+
+def settings_of(model: nn.Module) -> Settings:
+    """Return what models have in common that train together.
+
+    It is copied, so that it stays what it was when the model runs.
+    """
+    settings: Settings = {}
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        # A module with a parametrization, as weight_norm, has a class of its own.
+        settings["module", name, ""] = type_before_parametrizations(module)
+    for name, tensor in [*named_trained(model), *named_untrained(model)]:
+        settings["tensor", name, ""] = (tuple(tensor.shape), tensor.dtype, *([] if tensor.requires_grad else ["fixed"]))
+    for name, module in modules.items():
         for key, value in vars(module).items():
-            other = vars(actual[name]).get(key)
-            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-                differs = not torch.equal(value, other)
-            else:
-                differs = is_plain(value) and is_plain(other) and value != other
-            if differs:
-                return f"attribute {key!r} of module {name!r} is {other!r}, not {value!r}"
+            # The older weight_norm and spectral_norm compute a tensor from parameters, and keep it.
+            computed = isinstance(value, torch.Tensor) and (value.requires_grad or hasattr(module, f"{key}_orig"))
+            if is_plain(value) or (isinstance(value, torch.Tensor) and not computed):
+                settings["attribute", name, key] = copy.deepcopy(value)
+    return settings
+
+
+def difference(settings: Settings, model: nn.Module) -> str | None:
+    """Return how a model differs from these settings, or None."""
+    actual = settings_of(model)
+    for entry in dict.fromkeys([*settings, *actual]):
+        kind, name, key = entry
+        value, other = settings.get(entry, "nothing"), actual.get(entry, "nothing")
+        if kind == "module" and value is not other:
+            names = [each.__name__ if isinstance(each, type) else each for each in (other, value)]
+            return f"module {name!r} is {names[0]}, not {names[1]}"
+        if kind == "tensor" and value != other:
+            return f"tensor {name!r} is {other}, not {value}"
+        if kind == "attribute" and entry in settings and not _agree(value, other):
+            return f"attribute {key!r} of module {name!r} is {other!r}, not {value!r}"
     return None
+
+
+def changed_attribute(settings: Settings, model: nn.Module) -> str | None:
+    """Return an attribute in Python that a model changes as it runs, or None."""
+    for (kind, name, key), value in settings_of(model).items():
+        before = settings.get((kind, name, key))
+        if kind == "attribute" and is_plain(value) and is_plain(before) and value != before:
+            return f"{name}.{key}".strip(".")
+    return None
+
+
+def _agree(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
+        return not both or torch.equal(value, other)
+    return bool(value == other)
 
 
 def is_plain(value: Any) -> bool:

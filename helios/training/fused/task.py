@@ -31,7 +31,7 @@ from torch import nn
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.training.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.training.fused.memory import models_that_fit, peak_bytes
-from helios.training.fused.stack import EVALUATED_AT_ONCE, is_plain
+from helios.training.fused.stack import EVALUATED_AT_ONCE, settings_of
 from helios.training.fused.trainer import PRECISIONS, Epoch, FusedTrainer
 from helios.training.fused.ways import autocast
 
@@ -86,7 +86,8 @@ class FusedTrial:
     def end(self, how: str, reason: str = "", **fields: Any) -> None:
         """Report that this process has done with the trial.
 
-        ``how`` is ``finished``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with the others.
+        ``how`` is ``finished``, ``diverged``, ``stopped``, ``paused``, ``failed``, or ``apart``: it cannot train with
+        the others.
         """
         self.report(fused={"ended": how, "reason": reason, **fields})
 
@@ -180,15 +181,9 @@ def structure(model: nn.Module, optimizer: str = "") -> str:
     It stands for what :func:`helios.training.fused.stack.difference` compares, and the optimiser.
     """
     digest = hashlib.sha256(optimizer.encode())
-    for name, module in model.named_modules():
-        digest.update(f"{name} {type(module).__qualname__}\n".encode())
-        for key, value in sorted(vars(module).items()):
-            if isinstance(value, torch.Tensor):
-                digest.update(f"{key} {value.detach().cpu().tolist()}\n".encode())
-            elif is_plain(value):
-                digest.update(f"{key} {value!r}\n".encode())
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}\n".encode())
+    for (kind, name, key), value in settings_of(model).items():
+        text = value.cpu().tolist() if isinstance(value, torch.Tensor) else value
+        digest.update(f"{kind} {name} {key} {text!r}\n".encode())
     return digest.hexdigest()[:16]
 
 
@@ -327,6 +322,7 @@ class FusedTask:
             if (epochs := configuration.pop("epochs", None)) is not None:
                 steps.append(n_samples // batch_size * epochs)
             configuration["steps"] = trial.steps = min(steps)
+            configuration.setdefault("seed", 0)  # else what it draws would depend on when it joined
             if (more := getattr(self._program, "configure", None)) is not None:
                 configuration |= more(configuration)
                 if (named := configuration.pop("optimizer", None)) is not None:
@@ -457,7 +453,7 @@ class FusedTask:
             trial, finished = self._by_number.pop(at), trainer.finished.pop(at)
             # A model that was stopped since it is not finite is told from one that has done its steps.
             diverged = finished.reason.endswith("is not finite")
-            how, reason = ("stopped", finished.reason) if diverged else ("finished", "")
+            how, reason = ("diverged", finished.reason) if diverged else ("finished", "")
             trial.save(finished.checkpoint, ended=f"{how}: {reason}")
             trial.report(checkpoint=CHECKPOINT, progress=1.0)
             trial.end(how, reason)

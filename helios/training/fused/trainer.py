@@ -204,7 +204,7 @@ class FusedTrainer:
         number = self._next_number
         checked = check_configuration(number, configuration, self._optimizer)
         model = self._models.make_model(checked.given, checked.seed)
-        if text := difference(self._models.template, model):
+        if text := difference(self._models.settings, model):
             raise checked.invalid(
                 "model", text, "Models train together only if they have the same structure and settings."
             )

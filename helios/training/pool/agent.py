@@ -230,7 +230,7 @@ class Agent:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
         environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
-        trial = _RunningTrial(number=number, pid=0, began_s=time.time(), limit_mib=limit_mib, gpu=gpu, group=group)
+        trial = _RunningTrial(number=number, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpu=gpu, group=group)
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
         try:
@@ -277,7 +277,7 @@ class Agent:
         segment.trial = _RunningTrial(
             number=number,
             pid=pid,
-            began_s=time.time(),
+            began_s=time.monotonic(),
             limit_mib=limit_mib,
             gpu=order.get("gpu"),
             group=group,
@@ -473,7 +473,7 @@ class Agent:
                     self._send_event({"event": "warm_failed", "reason": f"{module} could not be imported: {reason}"})
                 continue
             _, trial = self._pending.pop(message["number"])
-            trial.began_s = time.time()
+            trial.began_s = time.monotonic()
             self._report_started(trial, message["pid"])
             if trial.ended_by_us:
                 trial.kill_at_s = 0.0
@@ -524,7 +524,7 @@ class Agent:
                 self._ended_early[pid] = ended
 
     def _report_ended(self, trial: _RunningTrial, status: int, peak_mib: float, cpu_s: float) -> None:
-        seconds = time.time() - trial.began_s
+        seconds = time.monotonic() - trial.began_s
         returncode = os.waitstatus_to_exitcode(status)
         if trial.segment is None:
             self._kill_tree(trial)

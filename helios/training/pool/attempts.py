@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
+from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
-
-PRUNE_GRACE_S = 10.0
-"""From the request to stop to SIGTERM, s: so long a program has for its own end."""
 
 
 @dataclass(slots=True)
@@ -30,6 +27,8 @@ class Attempt:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
+    diverged: bool = False
+    """Whether the last value of what it is compared by was not finite."""
     has_reported: bool = False
     asked: TaskRequest | None = None
     answered: TaskRequest | None = None
@@ -61,12 +60,12 @@ class Attempt:
         with suppress(OSError):  # a full disk: the signal comes anyway
             write_request(self.folder / "requests", request)
 
-    def prune(self) -> None:
-        """Ask the program to stop for good."""
+    def prune(self, grace_s: float) -> None:
+        """Ask the program to stop for good, before it is ended."""
         self.pruned = True
         self.request(TaskRequest.STOP)
         if self.process is None:  # one that trains others as well reads requests
-            self.terminate_at_s = time.time() + PRUNE_GRACE_S
+            self.terminate_at_s = steady_s() + grace_s
 
 
 class Attempts:

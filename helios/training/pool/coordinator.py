@@ -10,7 +10,6 @@ import os
 import selectors
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from helios.training.model import (
     fuse,
 )
 from helios.training.pool.attempts import Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
 from helios.training.pool.devices import Node
 from helios.training.pool.endings import Endings
@@ -224,7 +224,7 @@ class Coordinator:
     @property
     def _left_s(self) -> float | None:
         """Time until trials are asked for a checkpoint."""
-        return None if self.ends_s is None else self.ends_s - self._margin_s - time.time()
+        return None if self.ends_s is None else self.ends_s - self._margin_s - steady_s()
 
     def snapshot(self) -> PoolSnapshot:
         """Return the pool as services see it."""
@@ -235,7 +235,7 @@ class Coordinator:
             *self._trials.just_ended,
         ]
         return PoolSnapshot(
-            now_s=time.time(),
+            now_s=steady_s(),
             ends_s=self.ends_s,
             devices=self.devices,
             trials=tuple(sorted(trials, key=lambda trial: trial.number)),
@@ -285,7 +285,7 @@ class Coordinator:
         return PoolEnd(reason=reason, signal=self._signal, notes=self._notes.texts)
 
     def _step(self) -> None:
-        now = time.time()
+        now = steady_s()
         if not self._attempts.stop_reason and self.ends_s is not None and now >= self.ends_s - self._margin_s:
             self._stop("the time of the allocation is up")
         self._take_signals()
@@ -293,7 +293,7 @@ class Coordinator:
             for attempt in list(self._attempts.running.values()):
                 self._readings.read(attempt)
                 self._endings.end_if_done(attempt)
-            self._read_at_s = time.time() + min(_LONGEST_READ_S, max(_READ_S, COST * (time.time() - now)))
+            self._read_at_s = steady_s() + min(_LONGEST_READ_S, max(_READ_S, COST * (steady_s() - now)))
         for attempt in self._attempts.running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
@@ -308,7 +308,7 @@ class Coordinator:
             if self._trials.changed or now >= self._decide_at_s:
                 self._trials.changed = False
                 self._run_service()
-                self._decide_at_s = time.time() + max(DECIDE_S, COST * (time.time() - now))
+                self._decide_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
         self._trials.report_to_search()
         if self._watcher is not None:
             self._watcher.refresh(self)
@@ -322,7 +322,7 @@ class Coordinator:
             due.append(0.0 if self._trials.changed else self._decide_at_s)
         if self.state.unsynced:
             due.append(self._trials.sync_at_s)
-        timeout = max(0.0, min(due) - time.time()) if self._attempts.running else _READ_S
+        timeout = max(0.0, min(due) - steady_s()) if self._attempts.running else _READ_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake[0], selectors.EVENT_READ)
             for each in self._launcher.agents.values():
@@ -378,8 +378,10 @@ class Coordinator:
         """Request a checkpoint of every trial, then end it."""
         self._attempts.stop_reason = self._attempts.stop_reason or reason
         self._notes.publish({"event": "stopping", "reason": reason})
-        now = time.time()
-        grace = self._margin_s / 2 if self._signal is None else min(self._margin_s / 2, 10.0)
+        now = steady_s()
+        grace = self._margin_s / 2
+        if self._signal is not None:
+            grace = self.sweep.grace_s if self.ends_s is None else min(grace, self.sweep.grace_s)
         for attempt in self._attempts.running.values():
             attempt.request(TaskRequest.PAUSE)
             # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
@@ -419,7 +421,7 @@ class Coordinator:
         if wanted is TaskRequest.PAUSE:
             attempt.request(wanted)
         else:
-            attempt.prune()
+            attempt.prune(self.sweep.grace_s)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         """Handle what an agent tells."""

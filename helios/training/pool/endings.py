@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from helios.training.model import TrialState
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
@@ -59,7 +59,7 @@ class Endings:
         process, message = attempt.process, attempt.ended
         if process is None or not message:
             return
-        event = {"seconds": time.time() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
+        event = {"seconds": steady_s() - attempt.began_s, "peak_memory_mib": None, "out_of_memory": False}
         self.end(attempt, {**event, "status": int(message["ended"] == "failed")})
 
     def end_process(self, process: FusedProcess, event: Mapping[str, Any]) -> None:
@@ -93,7 +93,9 @@ class Endings:
         record = self._trials.state.trials[attempt.trial.number]
         asked = bool(event.get("asked"))
         how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
-        if attempt.pruned or how == "stopped":
+        if how == "diverged":
+            return "diverged", TrialState.DIVERGED, why
+        if how == "stopped" or (attempt.pruned and not _ran_to_end(attempt, status, asked)):
             return "pruned", TrialState.PRUNED, why
         if how in {"apart", "together"}:
             return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
@@ -102,6 +104,8 @@ class Endings:
             return "interrupted", TrialState.WAITING, self._attempts.stop_reason
         if paused or asked:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
+        if status == 0 and attempt.diverged:
+            return "diverged", TrialState.DIVERGED, f"its last {self._trials.sweep.metric} is not a finite number"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
         if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):
@@ -114,6 +118,13 @@ class Endings:
         if record.failures + 1 < self._trials.sweep.attempts:
             return "failed", TrialState.WAITING, why
         return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
+
+
+def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:
+    """Return whether a trial ended by itself, and not since it was to stop."""
+    if status != 0 or attempt.ended.get("ended") == "finished" or attempt.trial.progress == 1.0:
+        return status == 0
+    return attempt.has_reported and attempt.answered is not TaskRequest.STOP and not asked
 
 
 def _out_of_memory(attempt: Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:

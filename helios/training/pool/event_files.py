@@ -63,6 +63,11 @@ class EventReader:
         self._files: dict[Path, GrowingFile] = {}
         self._damaged: set[Path] = set()
 
+    @property
+    def place(self) -> int:
+        """How much of all files the calls have read."""
+        return sum(file.place for file in self._files.values())
+
     def read(self) -> list[Report]:
         """Return the new reports since the last call."""
         self.problem = ""

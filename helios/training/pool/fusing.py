@@ -7,8 +7,8 @@ texts among the parameters of their models are taken to be alike, since those ch
 ``structure``
     Equal for models that may train together.
 ``ended``, ``reason``
-    It has done with the trial: ``finished``, ``stopped``, ``paused``, ``failed``, or ``apart`` where the trial cannot
-    train with the others of the process.
+    It has done with the trial: ``finished``, ``diverged``, ``stopped``, ``paused``, ``failed``, or ``apart`` where the
+    trial cannot train with the others of the process.
 ``obstacle``
     Why such models cannot train in one process at all.
 ``most``

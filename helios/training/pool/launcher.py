@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from helios.errors import HeliosError
 from helios.training.model import Device, StartTrial, Trial, TrialState
 from helios.training.pool import agent
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
 from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id
 from helios.training.pool.endings import Endings
@@ -173,7 +173,7 @@ class Launcher:
         for process in [each for each in self._attempts.processes.values() if _node_name(each.device) == name]:
             del self._attempts.processes[process.number]
         for attempt in [each for each in self._attempts.running.values() if _node_name(each.device) == name]:
-            event = {"status": -signal.SIGKILL, "seconds": time.time() - attempt.began_s, "peak_memory_mib": None}
+            event = {"status": -signal.SIGKILL, "seconds": steady_s() - attempt.began_s, "peak_memory_mib": None}
             self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
             self.devices = tuple(device for device in self.devices if _node_name(device) != name)
@@ -222,7 +222,7 @@ class Launcher:
         self._trials.state.record_started(trial.number, device=device.name, memory_limit_mib=limit)
         if self._trials.state.problem:
             return
-        now = time.time()
+        now = steady_s()
         started = replace(
             trial,
             state=TrialState.RUNNING,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import nan
 from typing import Any
 
 from helios.training.model import FusedSpeed, SharedSpeed
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
-from helios.training.pool.reports import Report, ReportReader
+from helios.training.pool.reports import Report, ReportReader, TaskRequest
 from helios.training.pool.trials import SweepTrials
 
 _MOST_READS = 100
-"""Of a report file when a trial has ended; each takes a bounded part."""
+"""Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
 _EARLIER = -1
 """Stands for the trials of earlier pools among those of which a speed is known."""
 
@@ -60,14 +60,15 @@ class Readings:
             events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
             readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
+        now = steady_s()
         for reader in self._readers[number]:
             for _ in range(_MOST_READS if to_end else 1):
-                before = _count_skipped(reader)
-                reports, now = reader.read(), time.time()
-                for report in reports:
-                    self._take_report(attempt, report, now)
-                if not reports and before == _count_skipped(reader):
+                before = reader.place
+                self._take_reports(attempt, reader.read(), now, is_over=to_end)
+                if reader.place == before:
                     break
+            if to_end and isinstance(reader, ReportReader):
+                self._take_reports(attempt, reader.read(last=True), now, is_over=True)
             if reader.problem or any(_count_skipped(reader)):
                 lines, count = _count_skipped(reader)
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
@@ -79,36 +80,52 @@ class Readings:
         """Have the next attempt of a trial read all again."""
         del self._readers[number]
 
-    def _take_report(self, attempt: Attempt, report: Report, now: float) -> None:
-        attempt.has_reported = True
-        attempt.metrics.update(report.metrics)
-        attempt.answered = report.answer or attempt.answered
-        if report.fused and attempt.process is not None:
-            self._take_fused(attempt, report.fused)
-        if report.progress is not None:
-            attempt.trial = replace(attempt.trial, progress=report.progress)
-        if attempt.first_report_s is None and attempt.trial.started_s is not None:
-            attempt.first_report_s = now - attempt.trial.started_s
-        if report.step is not None:
-            attempt.step = report.step
-            # Speed counts from the last of the steps that were read first.
-            if attempt.beside_since is None or attempt.beside_since[0] == now:
-                attempt.beside_since = (now, report.step)
-            since, step = attempt.beside_since
-            if now - since >= 1.0 and report.step > step:
-                rate = (report.step - step) / (now - since)
-                attempt.trial = replace(attempt.trial, steps_per_s=rate)
-                speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-                speeds[attempt.trial.number] = rate
-                attempt.speeds[attempt.beside] = (rate, now - since)
+    def _take_reports(self, attempt: Attempt, reports: Iterable[Report], now: float, *, is_over: bool) -> None:
+        """Take reports of a program, which is not asked for anything if it has ended."""
+        for report in reports:
+            attempt.has_reported = True
+            attempt.metrics.update(report.metrics)
+            for name in report.not_finite:
+                attempt.metrics.pop(name, None)
+            if report.fused and attempt.process is not None:
+                self._take_fused(attempt, report.fused)
+            if report.progress is not None:
+                attempt.trial = replace(attempt.trial, progress=report.progress)
+            if attempt.first_report_s is None and attempt.trial.started_s is not None:
+                attempt.first_report_s = now - attempt.trial.started_s
+            self._take_value(attempt, report, is_over=is_over)
+            if report.step is not None:
+                self._take_step(attempt, report.step, now)
+            attempt.answered = report.answer or attempt.answered
+
+    def _take_step(self, attempt: Attempt, step: int, now: float) -> None:
+        """Take note of how far a trial is, and measure its speed."""
+        attempt.step = step
+        # Speed counts from the last of the steps that were read first.
+        if attempt.beside_since is None or attempt.beside_since[0] == now:
+            attempt.beside_since = (now, step)
+        since, first = attempt.beside_since
+        if now - since >= 1.0 and step > first:
+            rate = (step - first) / (now - since)
+            attempt.trial = replace(attempt.trial, steps_per_s=rate)
+            speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
+            speeds[attempt.trial.number] = rate
+            attempt.speeds[attempt.beside] = (rate, now - since)
+
+    def _take_value(self, attempt: Attempt, report: Report, *, is_over: bool) -> None:
+        """Take the value that trials are compared by, and prune by it."""
         metric = self._trials.sweep.metric
-        value = report.metrics.get(metric) if metric else None
-        if value is not None and isfinite(value):
-            attempt.value = value
-            if report.step is not None and not attempt.pruned:
-                attempt.pruned = self._trials.is_pruned(attempt.trial.number, report.step, value)
-                if attempt.pruned and attempt.asked is None:
-                    attempt.prune()
+        attempt.diverged = metric in report.not_finite or (attempt.diverged and metric not in report.metrics)
+        if metric not in {*report.metrics, *report.not_finite}:
+            return
+        attempt.value = report.metrics.get(metric)
+        if report.step is None or attempt.pruned:
+            if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
+                attempt.answered = None  # it trains on
+            return
+        pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
+        if pruned and not is_over:
+            attempt.prune(self._trials.sweep.grace_s)
 
     def _take_fused(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Handle a message of a fused process about a trial."""

@@ -148,8 +148,8 @@ class GrowingFile:
         self.path = path
         self.skipped_bytes = 0
         self.problem = ""
-        self._place = 0
-        self._inode = 0
+        self.place = 0
+        self._inode = self._size = 0
 
     def read(self, *, skip: bool, most: int = STEP) -> tuple[bytes, Jump]:
         """Return new bytes.
@@ -160,28 +160,30 @@ class GrowingFile:
         jump: Jump = ""
         try:
             with closing(_Plain(self.path)) as file:
-                if file.inode != self._inode or file.size < self._place:  # another file, or cut short
-                    jump = "replaced" if self._place else ""
-                    self._inode, self._place = file.inode, 0
-                if skip and file.size - self._place > FARTHEST_BEHIND:
-                    self.skipped_bytes += file.size - STEP - self._place
-                    jump, self._place = "skipped", file.size - STEP
-                new = os.pread(file.handle, most, self._place)
+                if file.inode != self._inode or file.size < self._size:  # another file, or cut short
+                    jump = "replaced" if self.place else ""
+                    self._inode, self.place = file.inode, 0
+                self._size = file.size
+                if skip and file.size - self.place > FARTHEST_BEHIND:
+                    self.skipped_bytes += file.size - STEP - self.place
+                    jump, self.place = "skipped", file.size - STEP
+                # What is to be passed over may not be written yet.
+                new = os.pread(file.handle, most, self.place) if self.place < file.size else b""
         except FileNotFoundError:
             return b"", ""
         except OSError as reason:
             self.problem = f"{self.path.name} is not read: {reason.strerror}"
             return b"", ""
-        self._place += len(new)
+        self.place += len(new)
         return new, jump
 
     def unread(self, count: int) -> None:
         """Have the last bytes read again."""
-        self._place -= count
+        self.place -= count
 
     def skip(self, count: int) -> None:
-        """Pass over the next bytes."""
-        self._place += count
+        """Pass over the next bytes, also those that are not written yet."""
+        self.place += count
 
 
 class _Plain:
@@ -219,6 +221,11 @@ class ReportReader:
         self._file = GrowingFile(path)
         self._half = b""
         self._in_long_line = False
+
+    @property
+    def place(self) -> int:
+        """Where the next call reads on."""
+        return self._file.place
 
     def read(self, *, last: bool = False) -> list[Report]:
         """Return at most ``MOST_LINES`` lines written since the last call.

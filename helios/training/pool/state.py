@@ -27,10 +27,9 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
-from helios.training.model import TrialState
+from helios.training.model import ENDED, TrialState
 
 VERSION = 1
-ENDED = frozenset({TrialState.FINISHED, TrialState.FAILED, TrialState.PRUNED})
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -111,11 +110,16 @@ def read_runs(folder: Path) -> list[TrialRun]:
     parameters: dict[int, Mapping[str, Any]] = {}
     try:
         with path.open("rb") as lines:
-            pool = str(json.loads(next(lines, b""))["pool"])
+            pool = ""
             for line in lines:
                 if not line.endswith(b"\n"):  # it is being written
                     break
                 entry = json.loads(line)
+                if not pool:
+                    pool = str(entry["pool"])
+                    continue
+                if "joined" in entry:  # another pool that shares the folder
+                    continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
                     parameters[number] = entry["parameters"]
@@ -407,7 +411,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
+            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
+            ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 Value = str | int | float | bool
 """Value of a parameter."""
+GRACE_S = 10.0
+"""From the request to stop to SIGTERM, s: so long a program has for its own end."""
 MOST_TRIALS = 100_000
 FUSIBLE = (
     *("lr", "momentum", "dampening", "nesterov", "betas", "eps", "rho", "weight_decay", "groups", "schedule", "seed"),
@@ -29,6 +33,10 @@ _PART = re.compile(r"\{\{|\}\}|\{(" + NAME + r")\}|[{}]")
 _SEED = re.compile(r"(^|[_.-])(seed|random_state|repeat|replicate|fold)($|[_.-])", re.IGNORECASE)
 """Names of parameters that repeat a trial on other random numbers or on another part of the data."""
 OWN_PLACEHOLDERS = ("trial", "checkpoints")
+_LAUNCHER = re.compile(
+    r"python[0-9.]*|(ba|da|z|k)?sh|env|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|uv|conda|Rscript|julia|java"
+)
+"""Programs that start others, so that their names do not say what runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +165,8 @@ class TrainingSweep:
         Whether more of the metric is better.
     attempts : int
         How often a trial that fails is started at most.
+    grace_s : float
+        Time from a request to stop to SIGTERM, s.
     memory_mib : float, optional
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
@@ -179,6 +189,7 @@ class TrainingSweep:
     metric: str = ""
     maximize: bool = True
     attempts: int = 3
+    grace_s: float = GRACE_S
     memory_mib: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path
@@ -313,9 +324,19 @@ def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
         for name, value in sorted(shaping.items())
         if not isinstance(value, float) and not _SEED.search(name)
     ]
-    return " ".join([program(sweep), *shapes])
+    return " ".join([Path(program(sweep)).name, *shapes])
 
 
 def program(sweep: TrainingSweep) -> str:
-    """Return the name of the program that a sweep runs."""
-    return next((Path(word).name for word in sweep.command if word.endswith(".py")), Path(sweep.command[0]).name)
+    """Return the path of the program that a sweep runs.
+
+    One that is found by its name alone is known by it. Of a module, or of a program that only starts others, it is
+    a path in the sweep's folder, since others run other things by that name.
+    """
+    first, *rest = sweep.command
+    script = next((word for word in sweep.command if word.endswith(".py")), None)
+    if script is None and "/" not in first and not _LAUNCHER.fullmatch(first):
+        return first
+    if script is None and _LAUNCHER.fullmatch(Path(first).name):
+        script = next((word for flag, word in pairwise(rest) if flag == "-m"), Path(first).name)
+    return os.path.normpath(sweep.cwd / (script or first))

@@ -26,6 +26,7 @@ from helios.errors import UsageError
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
 from helios.training.pool.sweep import (
     FUSED_TASK,
+    GRACE_S,
     MOST_TRIALS,
     NAME,
     OWN_PLACEHOLDERS,
@@ -119,6 +120,7 @@ class _SweepTable(_Table):
     reads_parameters: bool = Field(default=False, description="The program reads HELIOS_PARAMETERS")
     search: _SearchTable | None = Field(default=None, description="A search instead of the grid")
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
+    grace_s: float | int = Field(default=GRACE_S, gt=0, description="Time from a request to stop to SIGTERM, s")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
@@ -279,6 +281,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         metric=table.search.metric if table.search else "",
         maximize=table.search is None or table.search.direction == "maximize",
         attempts=table.attempts,
+        grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
         env=dict(table.env),
         cwd=cwd.resolve(),

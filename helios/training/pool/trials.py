@@ -5,7 +5,6 @@ They come from the search, wait, and end in the state file and in what the searc
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.training.model import Forecast, Trial, TrialForecast, TrialState
 from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.search import Search
@@ -125,9 +125,9 @@ class SweepTrials:
         if not self.exhausted:
             with self.state.exclusive():
                 self._ask_search(room)
-        if not (self.state.shared and self.exhausted and not self.waiting and time.time() >= self._adopt_at_s):
+        if not (self.state.shared and self.exhausted and not self.waiting and steady_s() >= self._adopt_at_s):
             return False
-        self._adopt_at_s = time.time() + (_ADOPT_S if self._attempts.running else 0.0)
+        self._adopt_at_s = steady_s() + (_ADOPT_S if self._attempts.running else 0.0)
         for record in self.state.adopt():
             self.waiting[record.number] = self._trial(record)
             self.changed = True
@@ -160,7 +160,7 @@ class SweepTrials:
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
-        self.hold_until_s = time.time() + _HOLD_S
+        self.hold_until_s = steady_s() + _HOLD_S
         self._notes.note(f"No trial is started: {problem}")
 
     def _report_end(self, record: TrialRecord) -> bool:
@@ -177,9 +177,9 @@ class SweepTrials:
         """Report written results to the search, and sync them."""
         while self.unreported and not self.state.problem and self._report_end(self.unreported[0]):
             del self.unreported[0]
-        if self.state.unsynced and time.time() >= self.sync_at_s:
+        if self.state.unsynced and steady_s() >= self.sync_at_s:
             self.state.sync()
-            self.sync_at_s = time.time() + _SYNC_S
+            self.sync_at_s = steady_s() + _SYNC_S
 
     def is_pruned(self, number: int, step: int, value: float) -> bool:
         """Tell the search of a metric, and return whether it prunes the trial."""
@@ -206,7 +206,7 @@ class SweepTrials:
 
     def expect(self) -> None:
         """Update the forecasts by the pool's own trials."""
-        now = time.time()
+        now = steady_s()
         if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
             return
         trials = [*self.waiting.values(), *(attempt.trial for attempt in self._attempts.running.values())]
@@ -221,7 +221,7 @@ class SweepTrials:
         for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
             self.replace(replace(trial, forecast=replace(forecast, memory_p95_mib=limit)))
-        self._forecast_at_s = time.time() + max(DECIDE_S, COST * (time.time() - now))
+        self._forecast_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
 
     def replace(self, trial: Trial) -> None:
         """Replace what is known of a trial."""

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from helios.cli.options import GpusPerNode, Machine, Report, configuration, expand, low_high
+from helios.cli.options import BY, Gain, GpusPerNode, Machine, Nodes, Report, configuration, expand, low_high
 from helios.cli.output import print_notes, progress_bars, show_json, width, write_page
-from helios.cli.report import Form, Jobs, Nodes, print_lines, show_table
-from helios.metrics.trials import GAINS
-from helios.training.repeated.report import fields_of_trials
+from helios.cli.report import Form, Jobs, print_lines, show_table
 
 commands = typer.Typer()
+MOST_ROWS = 20
+"""Rows that are printed, the largest first; --json and -P have all."""
 
 
 @commands.command("trials", epilog="Example: helios report trials -S now-4weeks --by group --report trials.html")
@@ -22,20 +22,10 @@ commands = typer.Typer()
 def trials(
     *,
     jobs: Jobs,
-    by: Annotated[Literal["user", "group"], Option(help="A row for each user, or for each group of jobs.")] = "user",
-    most: Annotated[int, Option(min=0, help="Rows to print, the largest first; 0: all. --json has all.")] = 20,
-    gain: Annotated[
-        str | None,
-        Option(
-            help="Least and most that sharing gains, as LOW,HIGH: the work of two trials on one GPU over that of one. "
-            f"Default: {GAINS[0]},{GAINS[1]}."
-        ),
-    ] = None,
+    by: Annotated[Literal["user", "group"], Option(help=BY)] = "user",
+    gain: Gain = None,
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
-    draws: Annotated[
-        int, Option(min=0, help="Draws of the window for the ranges of the replays. 0: only the window itself.")
-    ] = 20,
     report: Report = None,
     form: Form,
 ) -> None:
@@ -43,19 +33,20 @@ def trials(
 
     Arrays and bursts of alike jobs by one user, as an interval: the lower end counts arrays and equal names only. The
     queue is replayed with two of them on a GPU, to show what everybody else would have waited less. By default, the
-    window is the week before its end. See docs/reports.md.
+    window is that of the other reports. See docs/reports.md.
     """
+    from helios.metrics.trials import GAINS  # noqa: PLC0415 - pandas, which no help needs
+    from helios.training.repeated.report import fields_of_trials  # noqa: PLC0415 - as above
+
     form.check(fields_of_trials(by))
     from helios.training.repeated.replay import PackingCase, trials_report  # noqa: PLC0415 - it compiles
 
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).request_fields(configuration().settings)
-    packing = PackingCase(
-        **machine, draws=draws, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87")
-    )
-    whole = form.json or form.parsable or form.parsable2
+    packing = PackingCase(**machine, gains=GAINS if gain is None else low_high("--gain", gain, example="1.0,1.87"))
+    whole = form.json or form.parsable2
     with progress_bars() as progress:
         found = trials_report(
-            jobs.query(), by=by, most=None if whole or not most else most, packing=packing, progress=progress
+            jobs.query(), by=by, most=None if whole else MOST_ROWS, packing=packing, progress=progress
         )
     if report is not None:
         from helios.training.repeated.page import render_trials  # noqa: PLC0415 - drawing takes a second to import

@@ -22,7 +22,7 @@ from helios.units import duration_in_words, percent
 BY_USER = declare_fields(
     ("User", "user", FieldKind.TEXT, 12, "User of the jobs"),
     ("Groups", "groups", FieldKind.COUNT, 6, "Groups of repeated jobs, at most"),
-    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs of these groups submitted in the window"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs of these groups that were submitted or ran in the window"),
     ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPU hours of all the user's jobs in the window"),
     ("OneGPUh", "one_gpu_hours", FieldKind.DECIMAL, 9, "Of these, in jobs of one GPU"),
     ("RepeatMin", "repeated_hours_low", FieldKind.DECIMAL, 9, "GPU hours of arrays and equal names, few GPUs each"),
@@ -40,7 +40,7 @@ BY_GROUP = declare_fields(
     ("Submitted", "submitted_at", FieldKind.MOMENT, 19, "When the first job was submitted"),
     ("Evidence", "evidence", FieldKind.TEXT, 11, "Array, equal names, alike names or alike sizes; the weakest counts"),
     ("GPUs", "gpus", FieldKind.SIZE, 4, "GPUs of each job"),
-    ("Jobs", "jobs", FieldKind.COUNT, 6, "Jobs submitted in the window"),
+    ("Jobs", "jobs", FieldKind.COUNT, 6, "Jobs that were submitted or ran in the window"),
     ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPU hours of the group in the window"),
     ("SavedMin", "saved_hours_low", FieldKind.DECIMAL, 8, "GPU hours that packing saves at least"),
     ("SavedMax", "saved_hours_high", FieldKind.DECIMAL, 8, "GPU hours that packing saves at most"),
@@ -58,9 +58,9 @@ GROUPS_BY = {"user": (BY_USER, SHOWN_BY_USER), "group": (BY_GROUP, SHOWN_BY_GROU
 WHAT_IT_IS = (
     "Names and times are evidence, not proof: nobody knows from the accounting whether jobs run the same program.",
     "How busy a GPU was and how much of its memory was used are not in the accounting. So the gain of sharing is taken "
-    "from measurements elsewhere: 1.87 on average over pairs of programs on a card of 24 GB, 1.31 on a V100 (22 % of "
-    "pairs lose), 1.20 on a P100, 1.07 on a K80, and less for two of the same program (1.26, 1.09, .98). 1.00 saves "
-    "nothing. Trials measured on your GPUs say more: --gain LOW,HIGH",
+    "from measurements elsewhere, of two of the same program: 1.26 on average on a V100, 1.09 on a P100, .98 on a K80. "
+    "1.00 saves nothing. Different programs gain more (1.87 on a card of 24 GB, 1.31 on a V100), but repeated jobs are "
+    "the same one. Trials measured on your GPUs say more: --gain LOW,HIGH",
 )
 
 
@@ -186,7 +186,7 @@ def trials_by(
     rows = users[users["groups"] > 0] if by == "user" else _group_rows(jobs, history, trials, chosen)
     key = "fusible_hours_high" if by == "user" else "gpu_hours"
     rows = rows.sort_values([key, "jobs", "user"], ascending=[False, False, True], kind="stable").reset_index(drop=True)
-    notes = [f"The {most:,} largest of {len(rows):,} are shown: --most N"] if most and len(rows) > most else []
+    notes = [f"The {most:,} largest of {len(rows):,} are shown; --json has all."] if most and len(rows) > most else []
     answer = ReportTable(
         title=title,
         fields=fields,

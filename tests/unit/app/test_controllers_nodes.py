@@ -145,7 +145,7 @@ def test_a_person_is_told_of_a_failed_wake_and_clears_it(fake_site: FakeNodeSite
     assert "n1" in node_status(fake_site.cycles).quarantined
     story = " ".join(explain_node(fake_site.cycles, "n1").facts)
     assert "failed to wake" in story
-    assert "helios power clear n1" in story
+    assert "helios power --clear n1" in story
     fake_site.cycles.clear("n1")
     assert not node_status(fake_site.cycles).quarantined
 

@@ -66,9 +66,9 @@ def test_jobs_without_starts_are_replayed_and_it_is_said() -> None:
 
 def test_one_partition_can_be_asked_for() -> None:
     jobs = [at(0, partition="gpu", gpus=8), at(0, partition="big", gpus=16), at(60, partition="gpu")]
-    assert watched(*jobs, partition="gpu").active.tolist() == [1, 1, 1, 0, 0, 0]
+    assert watched(*jobs, partitions=("gpu",)).active.tolist() == [1, 1, 1, 0, 0, 0]
     with pytest.raises(NotEnoughHistory, match="Its partitions: big, gpu"):
-        watched(*jobs, partition="none")
+        watched(*jobs, partitions=("none",))
 
 
 @given(

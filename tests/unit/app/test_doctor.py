@@ -13,6 +13,7 @@ import pytest
 from helios.app import doctor
 from helios.app.live_cluster import BACK_END, preflight
 from helios.app.modes import pause, set_mode
+from helios.app.status import HEALTH_FILE
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HookTableInvalid
@@ -51,7 +52,7 @@ def daemon_says(
         "cycle": {"suspended": list(suspended)},
     }
     (fake_site.folder / "state").mkdir(exist_ok=True)
-    (fake_site.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
+    (fake_site.folder / "state" / HEALTH_FILE).write_text(json.dumps(told))
 
 
 def test_with_the_controller_away_the_doctor_tells_what_the_warehouse_knows(fake_site: FakeSite) -> None:
@@ -112,7 +113,7 @@ def test_a_lease_that_runs_out_between_cycles_is_a_warning(fake_site: FakeSite) 
 def test_a_warehouse_that_cannot_be_written_is_no_warehouse(fake_site: FakeSite) -> None:
     read_only = f"sqlite:///file:{fake_site.folder / 'helios.db'}?mode=ro&uri=true"
     assert finding(fake_site, "warehouse").verdict is FindingLevel.OK
-    said = finding(fake_site, "helios", database={"url": read_only})
+    said = finding(fake_site, "warehouse", database={"url": read_only})
     assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from helios.app.explain import near_ids
+from helios.app.explain_past import near_ids
 
 IDS = pd.Series(["1", "5", "90", "91"], dtype="str")
 

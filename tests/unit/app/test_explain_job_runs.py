@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.app.explain import JobUnknown, explain, explain_past
+from helios.app.explain import explain
+from helios.app.explain_past import JobUnknown, explain_past
 from helios.errors import UsageError
 from helios.report.job import JobRuns
 from tests.builders import a_batch, a_job

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.explain import JobUnknown, NothingKept, explain
+from helios.app.explain import NothingKept, explain
+from helios.app.explain_past import JobUnknown
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.warehouse import Warehouse

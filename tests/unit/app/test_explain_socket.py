@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from helios.app import explain_socket
-from helios.app.explain import JobUnknown, explain
+from helios.app.explain import explain
+from helios.app.explain_past import JobUnknown
 from helios.app.explain_socket import NAME, Explain, ExplainServer, JobAnswer, ask_daemon
 from helios.app.operations import Operations, job_explainer
 from helios.cli.output import show_json

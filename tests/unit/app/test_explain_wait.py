@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.app.explain import JobUnknown
+from helios.app.explain_past import JobUnknown
 from helios.app.explain_wait import explain_wait
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import BASELINE, ORDERS, Policy, RunTimes, Scenario

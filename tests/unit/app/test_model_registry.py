@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,11 +116,16 @@ def promoted(url: str) -> str:
             return SHRINKAGE
 
 
-def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7, dry_run: bool = False) -> TrainingOutcome:
+def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7) -> TrainingOutcome:
     now = START + day * DAY
-    return nightly(url=url, history=history_before(history, now), seed=0, days=days, now=now, keep=30, dry_run=dry_run)[
-        0
-    ]
+    return nightly(url=url, history=history_before(history, now), seed=0, days=days, now=now, keep=30)[0]
+
+
+def a_trial(url: str, history: LoadedHistory, *, day: float, days: float) -> TrainingOutcome:
+    """Return the outcome of a night on a copy of the warehouse."""
+    copy = f"{url}.copy"
+    shutil.copy(url.removeprefix("sqlite:///"), copy.removeprefix("sqlite:///"))
+    return a_night(copy, history, day=day, days=days)
 
 
 # Decisions, from figures.
@@ -295,14 +301,6 @@ def test_a_worse_nightly_model_is_stored_but_not_promoted(
     assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
 
-def test_a_dry_night_writes_nothing(url: str, history: LoadedHistory) -> None:
-    outcome = a_night(url, history, day=6, days=2, dry_run=True)
-    assert not outcome.written
-    assert list_models(url, "lab") == []
-    assert describe_decisions(url, "lab") == []
-    assert remembered_drift(url, "lab") is None
-
-
 def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     url: str, history: LoadedHistory, of_day_14: ModelRecord
 ) -> None:
@@ -313,8 +311,8 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     jobs.loc[late, "ended_at"] = jobs["started_at"][late] + pd.Timedelta(seconds=9)
     keep(url, of_day_14)
     promote(url, "lab", of_day_14.model_id, by="ann", why="first", now=START)
-    plain = a_night(url, history, day=21, days=3, dry_run=True)
-    changed = a_night(url, replace(history, jobs=JOBS.conform(jobs)), day=21, days=3, dry_run=True)
+    plain = a_trial(url, history, day=21, days=3)
+    changed = a_trial(url, replace(history, jobs=JOBS.conform(jobs)), day=21, days=3)
     assert plain.comparison is not None
     assert changed.comparison is not None
     assert plain.comparison.jobs == pytest.approx(180, abs=3)
@@ -326,10 +324,10 @@ def test_a_night_with_too_few_jobs_looks_back_then_keeps_its_model(
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
-    quiet = a_night(url, history, day=12, days=0.01, dry_run=True)
+    quiet = a_trial(url, history, day=12, days=0.01)
     assert quiet.comparison is None
     assert "too few to judge" in quiet.why
-    wider = a_night(url, history, day=12, days=0.5, dry_run=True)
+    wider = a_trial(url, history, day=12, days=0.5)
     assert wider.days == 2.0
 
 

@@ -1,11 +1,13 @@
 """A canary on a partition that is none would act on nothing, and nobody would know why."""
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from helios.app.modes import current_modes
+from helios.app.modes import current_modes, set_mode
 from helios.cli.main import application
 from helios.model import Mode
 from tests.unit.slurm.test_commands import Program, program, show_config
@@ -27,7 +29,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def canary(*partitions: str, cluster: str = "dev") -> Result:
-    scope = [word for name in partitions for word in ("-p", name)]
+    scope = [word for name in partitions for word in ("-r", name)]
     return CliRunner().invoke(application, ["mode", "qssf", "canary", *scope, "--cluster", cluster])
 
 
@@ -68,3 +70,12 @@ def test_who_activates_a_service_is_told_that_new_jobs_get_no_place(url: str, pr
     assert "warning: no table is published (hook.publish is false). Set publish = true" in said
     shadow = CliRunner().invoke(application, ["mode", "qssf", "shadow", "--cluster", "dev"])
     assert "warning" not in shadow.output
+
+
+def test_services_are_listed_with_modes_and_a_broken_one(url: str, tmp_path: Path) -> None:
+    (tmp_path / "helios.toml").write_text("[services.qssf]\n[services.absent]\n")
+    set_mode(url, "dev", "qssf", Mode.SHADOW, by="ann", reason="", now=datetime(2026, 11, 20, tzinfo=UTC))
+    found = json.loads(CliRunner().invoke(application, ["mode", "--cluster", "dev", "--json"]).stdout)
+    assert (found["qssf"]["mode"], found["qssf"]["configured"]) == ("shadow", True)
+    assert (found["ces"]["mode"], found["ces"]["configured"]) == (None, False)
+    assert found["absent"]["broken"] and found["packing"]["domain"] == "pools"

@@ -38,17 +38,7 @@ def a_night(fake_site: FakeSite, *, seen: Snapshot | None = None, **model: objec
     )
 
 
-def test_an_absent_dask_stops_no_other_step_of_the_night(
-    tmp_path: Path,
-) -> None:
-    fake_site = FakeSite(tmp_path)
-    fake_site.learn(jobs=150)
-    done = a_night(fake_site, dask="nowhere://here:1")
-    assert any("nowhere://here:1" in problem.message or "Dask" in problem.message for problem in done.problems)
-    assert done.report is not None
-
-
-def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
+def test_a_night_trains_a_model(tmp_path: Path) -> None:
     fake_site = FakeSite(tmp_path)
     fake_site.learn(jobs=150)
     done = a_night(fake_site)

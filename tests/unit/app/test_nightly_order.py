@@ -14,7 +14,7 @@ from helios.app.nightly_order import FRESH, NoGpuMachine, PastCheck, check_tonig
 from helios.app.predictions import LivePredictions
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.report.order_check import CheckedOrder
+from helios.report.verdict import CheckedOrder
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite

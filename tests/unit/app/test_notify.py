@@ -80,7 +80,7 @@ def test_a_mail_is_sent_over_tls_after_a_login(tmp_path: Path, certificate: Path
     )
     assert mail["Subject"] == "Helios on venus: a test"
     assert mail["Auto-Submitted"] == "auto-generated" and mail["Date"] and mail["Message-ID"]
-    assert "helios notify test" in mail.get_content()
+    assert "helios notify --test" in mail.get_content()
 
 
 def test_a_login_that_fails_and_a_certificate_of_nobody_are_told(

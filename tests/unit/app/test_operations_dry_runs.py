@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from helios.app import clusters
 from helios.app.operations import Operations
 from helios.cli.main import application
 from helios.testing import FakeCluster
@@ -20,10 +21,10 @@ from tests.unit.app.sites import put_empty_database
 OF_THE_CLUSTER = [
     "cycle",
     "cycle --as active",
-    "power run-cycle",
-    "power run-cycle --as active",
-    "power status",
-    "power status --json",
+    "cycle nodes",
+    "cycle nodes --as active",
+    "power",
+    "power --json",
     "status",
     "why JOB",
     "why n1",
@@ -33,7 +34,7 @@ COMMANDS = [
     *OF_THE_CLUSTER,
     "doctor",
     "mode",
-    *(f"report {name}" for name in ("queue", "predictions", "decisions", "services", "energy", "shadow")),
+    *(f"report {name}" for name in ("queue", "predictions", "decisions", "decisions --by service", "energy", "shadow")),
 ]
 
 
@@ -51,6 +52,7 @@ def test_a_command_that_only_shows_leaves_every_table(
     (tmp_path / "helios.toml").write_text(
         f'database.url = "{url}"\ncontrol.state_folder = "{tmp_path / "state"}"\n[services.qssf]\n[services.ces]\n'
     )
+    monkeypatch.setattr(clusters, "has_slurm", lambda _: True)
     monkeypatch.setenv("HELIOS_CONFIG", str(tmp_path / "helios.toml"))
     jobs = FakeCluster(name="dev")
     job = jobs.submit()

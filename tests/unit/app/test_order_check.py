@@ -1,5 +1,6 @@
 """The check of the live order on draws of a small history."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +12,9 @@ from helios.app.history import LoadedHistory
 from helios.app.order_check import CHECKED, DrawnWindow, check_order, live_scenario
 from helios.app.scenarios import Policy, RunTimes
 from helios.app.whatif import WhatIfRequest, prepare_replay, replay_scenario
+from helios.choices import ResampledUnit
 from helios.errors import UsageError
-from helios.report.order_check import CheckedOrder
-from helios.report.significance import ResampledUnit
+from helios.report.verdict import CheckedOrder
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
@@ -50,7 +51,7 @@ def test_size_orders_where_predictions_know_no_more() -> None:
         CheckedOrder.SIZE: 3,
     }
     assert check.own_mean_s > 60
-    assert check.beside_own(CheckedOrder.SIZE).ratio < 1
+    assert check.mean(CheckedOrder.SIZE).ratio < 1
 
 
 def test_the_same_request_gives_the_same_check() -> None:
@@ -63,6 +64,44 @@ def test_where_nobody_waits_nothing_else_is_replayed() -> None:
     check = check_order(a_history(gpus=1), REQUEST, progress=lambda step, done: steps.append(step))
     assert check.has_no_waits
     assert not [step for step in steps if step.startswith("Checking the order")]
+
+
+def bursts(starts: dict[str, int], *, size: int = 6) -> LoadedHistory:
+    """Return, for each user, jobs of the whole cluster for an hour each, all submitted at nine on one day."""
+    rows = []
+    for user, day in starts.items():
+        at = START + timedelta(days=day, hours=9)
+        job = {"user": user, "submitted_at": at, "gpus": 16, "run_time_s": 3_600.0, "time_limit_s": 7_200.0}
+        rows += [a_job(job_id=f"{user}{number}", started_at=None, ended_at=None, **job) for number in range(size)]
+    return LoadedHistory(cluster="lab", jobs=jobs_frame(*rows), timezone="UTC")
+
+
+def test_draws_that_move_the_queue_are_refused_for_another_way() -> None:
+    one_a_day = bursts({f"u{day}": day for day in range(20)})
+    verdict = check_order(one_a_day, REQUEST)
+    assert verdict.refused[ResampledUnit.USERS].ratio > 1.3, "users who never met now wait for each other"
+    assert verdict.over is ResampledUnit.DAYS
+    assert verdict.own_mean_s == pytest.approx(DrawnWindow(one_a_day, REQUEST).draw(0).own_mean_s, rel=0.1)
+
+
+def test_where_no_draw_keeps_the_queue_the_window_stands_alone() -> None:
+    # Ten days of more than a day's work each, one after the other, and then nothing: no day may be moved.
+    backlog = bursts({f"u{day}": day for day in range(10)}, size=30)
+    late = bursts({"last": 20}, size=1)
+    jobs = jobs_frame(*backlog.jobs.to_dict("records"), *late.jobs.to_dict("records"))
+    verdict = check_order(replace(backlog, jobs=jobs.assign(user=pd.NA).astype(jobs.dtypes)), REQUEST)
+    assert set(verdict.refused) == {ResampledUnit.DAYS}
+    assert (verdict.draws, len(verdict.ratios[CheckedOrder.SIZE])) == (0, 1)
+    assert verdict.best is CheckedOrder.OWN
+
+
+def test_a_recorded_wait_far_from_the_replay_s_is_said() -> None:
+    history = a_history()
+    submitted = history.jobs["submitted_at"]
+    known = replace(history, jobs=history.jobs.assign(started_at=submitted + timedelta(seconds=3)))
+    assert not check_order(known, REQUEST, draws=2).is_comparable
+    assert check_order(known, REQUEST, draws=2, compares_recorded=False).is_comparable
+    assert check_order(history, REQUEST, draws=2).recorded is None
 
 
 def test_too_few_draws_are_refused() -> None:

@@ -12,8 +12,7 @@ from helios.app.history import LoadedHistory
 from helios.app.model_registry import judge
 from helios.app.order_check import DrawnWindow, value_of_predictions, value_or_reason
 from helios.app.whatif import WhatIfRequest
-from helios.report.models import REPLAY_NAMES, OrderValue, model_notes, value_headline
-from helios.report.significance import SINGLE_REPLAY
+from helios.report.models import REPLAY_NAMES, OrderValue, model_notes
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
@@ -32,8 +31,8 @@ def a_history(n_jobs: int = 900, *, every_s: int = 100, **columns: Any) -> Loade
     return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-def asked(history: LoadedHistory, request: WhatIfRequest = CROWDED, *, draws: int = 2) -> OrderValue:
-    return value_of_predictions(history, request, draws=draws, train_until=None, test_fraction=0.3)
+def asked(history: LoadedHistory, request: WhatIfRequest = CROWDED) -> OrderValue:
+    return value_of_predictions(history, request, train_until=None, test_fraction=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +56,6 @@ def test_only_the_judged_part_is_replayed_and_counted(crowded: OrderValue) -> No
 
 def test_every_replay_has_a_name_for_people(crowded: OrderValue) -> None:
     assert set(crowded.replays) == set(REPLAY_NAMES)
-
-
-def test_the_headline_is_the_verdict_over_draws(crowded: OrderValue) -> None:
-    assert crowded.check is not None
-    assert value_headline(crowded) == crowded.check.sentences()
-    assert crowded.check.draws == 2
-    assert crowded.to_json()["order_check"]["best"] == crowded.check.best
-    assert value_headline(replace(crowded, check=None)) == [SINGLE_REPLAY]
 
 
 def test_a_what_if_of_the_judged_part_begins_with_the_same_model() -> None:
@@ -93,7 +84,7 @@ def test_the_share_is_of_the_gain_in_mean_wait(crowded: OrderValue) -> None:
 
 def test_jobs_that_cannot_be_replayed_cost_no_more_than_this_judgement() -> None:
     history = a_history(250, gpus=0, cpus=0)
-    reason = value_or_reason(history, CROWDED, draws=2, train_until=None, test_fraction=0.3)
+    reason = value_or_reason(history, CROWDED, train_until=None, test_fraction=0.3)
     assert isinstance(reason, str)
     assert "cannot be replayed" in reason
     assert model_notes(reason) == (reason,)

@@ -37,7 +37,7 @@ class Site:
 
     def rows(self, start: str, end: str, *, group: str = "user", now: datetime = NOW) -> dict[str, dict[str, Any]]:
         """Return the rows of a report by group, with the total as ``Total``."""
-        query = ReportQuery(url=self.url, now=now, start=start, end=end)
+        query = ReportQuery(url=self.url, now=now, start=start, end=f"{end}T00:00")
         found = as_json(usage_report(query, group=group))
         return {row["group"]: row for row in [*found["rows"], *([found["total"]] if found["rows"] else [])]}
 
@@ -161,7 +161,7 @@ def test_shares_are_of_the_hours_held_in_the_window(site: Site) -> None:
 
 def test_title_and_notes_say_which_is_which(site: Site) -> None:
     site.load(ran("2025-10-21", "2025-10-21", 24))
-    answer = usage_report(ReportQuery(url=site.url, now=NOW, start="2025-10-21", end="2025-10-22"), group="account")
+    answer = usage_report(ReportQuery(url=site.url, now=NOW, start="2025-10-21", end="2025-10-21"), group="account")
     assert "Hours held and jobs submitted by account" in answer.title
     assert answer.notes == (
         "Hours are those held in the window; jobs, waits and ends are of what was submitted in it.",

@@ -13,7 +13,7 @@ from helios.app.history import LoadedHistory
 from helios.app.resampling import DeduplicatingPredictor, Resampler, redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Policy, Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
-from helios.report.significance import ResampledUnit
+from helios.choices import ResampledUnit
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
 from tests.run_times import in_columns

@@ -83,8 +83,8 @@ def test_a_policy_is_told_its_options_and_no_other_is() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("qssf.share", "POLICY.OPTION=VALUE"),
-        ("share=0.8", "POLICY.OPTION=VALUE"),
+        ("qssf.share", "NAME.OPTION=VALUE"),
+        ("share=0.8", "NAME.OPTION=VALUE"),
         ("service.patience=12h", "Replayed are: fifo, qssf"),
         ("fifo.share=0.8", "Its options: patience"),
         ("qssf.wait_share=much", "Write 0.5"),

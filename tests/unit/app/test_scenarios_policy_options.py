@@ -14,14 +14,11 @@ from helios.app.scenarios import (
     Policy,
     Scenario,
     default_scenarios,
-    frontier_scenarios,
     read_options,
     scenarios,
     with_options,
 )
 from helios.choices import RunTimes
-from helios.cli.replays import live_setting
-from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import RUN_TIME
 from helios.services.qssf import Qssf
@@ -79,17 +76,8 @@ def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
     assert rules(policy, patience="never")["guard"] is None
 
 
-def test_the_frontier_has_the_shares_with_and_without_bound_and_favour() -> None:
-    options = [dict(plan.options) for plan in frontier_scenarios() if plan.policy is Policy.QSSF]
-    assert len(options) == 12
-    assert {told["wait_share"] for told in options} == {0.25, 0.5, 1.0}
-    assert {told["bound_share"] for told in options} == {None, BOUND_SHARE}
-    assert {told["large_divisor"] for told in options} == {1.0, LARGE_DIVISOR}
-
-
 def test_default_of_a_replay_is_that_of_the_live_service() -> None:
     live = Qssf.Options()
-    assert dict(configured().options) == dict(AGED)
     assert dict(AGED) == {name: getattr(live, name) for name in ("bound_share", "large_divisor", "wait_share")}
 
 
@@ -99,19 +87,6 @@ def test_whole_node_jobs_count_less_by_default_in_a_replay() -> None:
     assert keys.tolist() == [700.0, 200.0, 225.0]
 
 
-def configured(**options: Any) -> Scenario:
-    found = live_setting(Settings(services={"qssf": options}))
-    assert found is not None
-    return found
-
-
-def test_the_live_setting_is_named_on_the_frontier_or_added_to_it() -> None:
-    assert configured() in frontier_scenarios()
-    assert frontier_scenarios(configured()) == frontier_scenarios()
-    assert frontier_scenarios(configured(wait_share=0.3)) == [*frontier_scenarios(), configured(wait_share=0.3)]
-    assert live_setting(Settings(services={})) is None
-
-
 def test_the_control_by_size_ages_and_is_bounded_as_qssf() -> None:
     size, default = CONTROLS[1], Scenario(policy=Policy.QSSF, backfill=Backfill.EASY)
     assert (size.policy, size.wait_share, size.bound_share) == (
@@ -119,23 +94,6 @@ def test_the_control_by_size_ages_and_is_bounded_as_qssf() -> None:
         default.wait_share,
         default.bound_share,
     )
-
-
-def test_size_is_bounded_on_the_frontier_as_what_is_live() -> None:
-    sizes = [plan for plan in frontier_scenarios() if plan.policy is Policy.FEWEST_GPUS]
-    assert configured(order="size") in sizes
-    assert {plan.bound_share for plan in sizes} == {BOUND_SHARE}
-
-
-def test_the_live_setting_has_the_options_of_the_service() -> None:
-    assert configured(promote_after_s=7_200, large_divisor=4).options == (
-        ("large_divisor", 4),
-        ("patience_s", 7_200),
-        ("wait_share", WAIT_SHARE),
-    )
-    assert configured(bound_share=0).bound_share is None
-    paper = configured(order="service")
-    assert (paper.policy, paper.wait_share, paper.bound_share) == (Policy.SERVICE, None, BOUND_SHARE)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
 from helios.app.gain_check import SoftLimitGain, soft_limit_gain
 from helios.app.history import LoadedHistory, read_file
+from helios.app.scenarios import CONTROLS
 from helios.app.service_replay import (
     ReplayedService,
     ServiceReplay,
+    replay_acting,
     replay_services,
-    simulate_services,
 )
-from helios.app.whatif import WhatIfRequest
+from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli.replays import requested_services
 from helios.config import Settings
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.model import Snapshot
+from helios.report.whatif import Run
 from helios.services.qssf import Qssf, shortest_service_first
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
@@ -247,28 +249,27 @@ def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
 
 def simulated(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
-    return simulate_services(
-        history, WhatIfRequest(scenarios=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
-    )
+    return replay_acting(history, a_request(**asked), services, **options)
 
 
-def test_a_service_replay_measures_today_the_control_and_the_service_alike() -> None:
-    result = simulated(a_history(), {"toy": Toy()})
-    assert [run.label for run in result.whatif.runs] == [
-        "FIFO + EASY (limit)",
-        "Fewest GPUs + EASY (limit), bound_share 0.9, large_divisor 4, wait_share 0.5",
-        "toy + EASY (limit)",
-    ]
-    today, _, service = result.whatif.runs
-    assert service.summary == today.summary
-    assert service.wait_s.tolist() == today.wait_s.tolist()
-    assert result.whatif.baseline is today
+def a_request(**asked: Any) -> WhatIfRequest:
+    return WhatIfRequest(scenarios=[CONTROLS[0]], nodes={"gpu": 1}, gpus_per_node=8, **asked)
+
+
+def plain(history: LoadedHistory, request: WhatIfRequest | None = None) -> Run:
+    return whatif(history, request or a_request()).runs[0]
+
+
+def test_a_service_replay_is_measured_as_the_policies_are() -> None:
+    found, fifo = simulated(a_history(), {"toy": Toy()}).run, plain(a_history())
+    assert found.label == "toy + EASY (limit)"
+    assert found.summary == fifo.summary
+    assert found.wait_s.tolist() == fifo.wait_s.tolist()
 
 
 def test_qssf_simulated_on_predictions_shortens_the_mean_wait() -> None:
     result = simulated(a_history(100), {"qssf": Qssf(Qssf.Options(promote_after_s=float("inf")))})
-    today, _, qssf = (run.summary.mean_wait_s for run in result.whatif.runs)
-    assert qssf < 0.9 * today
+    assert result.run.summary.mean_wait_s < 0.9 * plain(a_history(100)).summary.mean_wait_s
     (report,) = result.active_services
     assert report.asked > 0
     assert report.outcomes["done"] > 0
@@ -276,20 +277,13 @@ def test_qssf_simulated_on_predictions_shortens_the_mean_wait() -> None:
 
 def test_jobs_of_the_warm_up_are_replayed_but_not_counted() -> None:
     result = simulated(a_history(), {"toy": Toy()}, since=START + timedelta(minutes=31), warm_up=timedelta(minutes=10))
-    assert [len(run.wait_s) for run in result.whatif.runs] == [30, 30, 30]
-
-
-def test_the_least_time_between_questions_can_be_set_for_all() -> None:
-    often, seldom = Toy(), Toy()
-    simulated(a_history(), {"toy": often}, every=AT_ONCE)
-    simulated(a_history(), {"toy": seldom}, every=timedelta(hours=1))
-    assert len(often.seen) > 5 * len(seldom.seen) > 0
+    assert len(result.run.wait_s) == 30
 
 
 def test_a_suspended_service_is_said_aloud() -> None:
     result = simulated(a_history(), {"toy": Toy(broken)})
-    assert any("toy raised 3 times in a row and was suspended" in note for note in result.whatif.notes)
-    assert result.to_json()["services"][0]["problems"] == {"ZeroDivisionError: of all things": 3}
+    assert any("toy raised 3 times in a row and was suspended" in note for note in result.notes)
+    assert result.to_json()[0]["problems"] == {"ZeroDivisionError: of all things": 3}
 
 
 def days_of_jobs(days: int, run_time_s: float) -> LoadedHistory:
@@ -369,11 +363,10 @@ def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
 def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> None:
     history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
-    request = WhatIfRequest(scenarios=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
+    request = WhatIfRequest(scenarios=[CONTROLS[0]], nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
-    result = simulate_services(history, request, {"toy": toy})
-    today, _, service = result.whatif.runs
-    assert service.started_s.tolist() == today.started_s.tolist()
+    result = replay_acting(history, request, {"toy": toy})
+    assert result.run.started_s.tolist() == plain(history, request).started_s.tolist()
     assert len(toy.seen) > 20
     assert (toy.seen[-1].nodes["cpus"] == 1).all()
 
@@ -384,26 +377,33 @@ def settings_with(**services: Any) -> Settings:
 
 def test_given_options_of_a_service_win_over_the_configured_ones() -> None:
     settings = settings_with(qssf={"levels": 5, "every_s": 77})
-    services = requested_services(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
+    services, _ = requested_services(
+        settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"]
+    )
     options: Any = services["qssf"]
     assert (options.options.levels, options.options.every_s, options.options.promote_after_s) == (7, 77, 3600.0)
 
 
-def test_without_a_name_the_configured_services_are_simulated_in_their_order() -> None:
+def test_only_named_services_act_in_the_order_given() -> None:
     settings = settings_with(soft_limits={}, qssf={})
-    assert list(requested_services(settings, names=None, options=[])) == ["soft_limits", "qssf"]
-    assert list(requested_services(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]
+    assert requested_services(settings, names=[], options=[]) == ({}, [])
+    assert list(requested_services(settings, names=["qssf, soft_limits"], options=[])[0]) == ["qssf", "soft_limits"]
+
+
+def test_options_of_policies_are_handed_on() -> None:
+    texts = ["qssf.levels=7", "fifo.patience=12h"]
+    assert requested_services(settings_with(), names=["qssf"], options=texts)[1] == ["fifo.patience=12h"]
 
 
 @pytest.mark.parametrize(
     ("names", "options", "error", "said"),
     [
         (["qsff"], [], ServiceUnknown, "Installed are:.*qssf"),
-        (["qssf"], ["promote"], UsageError, "is not SERVICE.OPTION=VALUE"),
+        (["qssf"], ["qssf"], UsageError, "is not SERVICE.OPTION=VALUE"),
         (["qssf"], ["qssf.=3"], UsageError, "is not SERVICE.OPTION=VALUE"),
         (["qssf"], ["qssf.levels=many"], UsageError, "not a TOML value"),
         (["qssf"], ["qssf.level=3"], ServiceInvalid, "levels: int"),
-        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "does not act in this replay"),
+        (["ces"], [], UsageError, "helios whatif energy"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_what_can(

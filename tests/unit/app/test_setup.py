@@ -141,3 +141,12 @@ def test_the_steps_of_packages_are_scripts_for_a_shell(folder: str) -> None:
     for step in (deploy_folder() / folder).iterdir():
         subprocess.run(["sh", "-n", step], check=True)
         assert os.access(step, os.X_OK)
+
+
+def test_a_package_has_its_files_where_distributions_keep_them(tmp_path: Path) -> None:
+    done = CliRunner().invoke(application, ["setup", "--root", str(tmp_path), "--prefix", "/usr/lib/helios", "--json"])
+    written = {file["path"] for file in json.loads(done.stdout)["files"]}
+    assert {"/usr/sbin/helios", "/usr/lib/systemd/system/helios.service", "/usr/lib/sysusers.d/helios.conf"} <= written
+    assert {path.split("/")[1] for path in written} == {"etc", "usr"}
+    assert {path for path in written if path.startswith(("/etc", "/usr/local"))} == {SETTINGS}
+    assert "/usr/lib/helios/bin/helios" in at(tmp_path, "/usr/sbin/helios").read_text()

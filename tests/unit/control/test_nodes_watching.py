@@ -198,7 +198,7 @@ def test_failed_wakes_lead_to_protected_mode_until_a_person_clears_it() -> None:
     report = table.says(*down("n6"), *up("n4"))
     assert (report.slept, report.woken) == ((), ("n4",))
     assert "n1, n2, n3" in report.protected
-    assert any(note.endswith("to end it: helios power clear") for note in report.notes)
+    assert any(note.endswith("to end it: helios power --clear all") for note in report.notes)
     table.cycle(after=48 * HOUR)
     assert table.says(*down("n6")).slept == ()  # time alone ends nothing
     table.memory = clear_failed_wakes(table.memory, "n1")

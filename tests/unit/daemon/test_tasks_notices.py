@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helios.app.controller_state import CycleSummary, DaemonOperations, NodeCycleSummary
-from helios.app.doctor import status
 from helios.app.notify import NoticeNotSent, Notices, notices_in
+from helios.app.status import status
 from helios.config import Settings
 from helios.daemon import tasks as daemon_tasks
 from tests.servers import ChatServer
@@ -71,7 +71,7 @@ def test_a_mail_server_that_hangs_holds_up_no_cycle_and_no_heartbeat() -> None:
 
 def test_a_notice_that_failed_shows_in_health_and_status(tmp_path: Path) -> None:
     def refused() -> str:
-        raise NoticeNotSent("No notice by mail (smtp.site.example:587): refused", hint="Try: helios notify test")
+        raise NoticeNotSent("No notice by mail (smtp.site.example:587): refused", hint="Try: helios notify --test")
 
     with started(Telling(notify=refused)) as ticking:
         assert eventually(lambda: bool(ticking.health.of("notify").problem) and not ticking.health.reasons())

@@ -98,7 +98,7 @@ def test_rejects_have_the_declared_columns_and_types(tmp_path):
 
 
 def test_a_format_not_recognised_names_the_known_ones_and_the_option(tmp_path):
-    with pytest.raises(FormatUnknown, match="(?s)" + ".*".join([*LAYOUTS, "--format"])):
+    with pytest.raises(FormatUnknown, match="(?s)" + ".*".join(["--format", *LAYOUTS])):
         open_trace(a_file(tmp_path, "hello\nworld\n"))
 
 

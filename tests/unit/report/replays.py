@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from helios.choices import ResampledUnit
 from helios.metrics.queue import summarize_queue
-from helios.report.order_check import CheckedOrder, OrderCheck, Ratios
-from helios.report.significance import ResampledUnit
+from helios.report.verdict import CheckedOrder, OrderVerdict, Ratios, RecordedWaits
 from helios.report.whatif import Run, WhatIf
 
 
@@ -68,22 +68,31 @@ def a_what_if(*runs: Run, **overrides: Any) -> WhatIf:
     )
 
 
-def a_check(
+def a_verdict(
     predictions: Sequence[float],
     size: Sequence[float],
     *,
     own_mean_s: float = 600,
     by_size: dict[str, float] | None = None,
-) -> OrderCheck:
-    """A check whose draws have these ratios of mean waits to the site's own order."""
+    large: float = float("nan"),
+    recorded_s: float | None = None,
+    **overrides: Any,
+) -> OrderVerdict:
+    """A verdict whose draws have these ratios of mean waits to plain FIFO + EASY."""
     ratios = {
-        order: [Ratios(mean=mean, longest=1.2, large=float("nan"), by_size=by_size or {}) for mean in means]
+        order: [Ratios(mean=mean, longest=1.2, large=large, by_size=by_size or {}) for mean in means]
         for order, means in ((CheckedOrder.PREDICTIONS, predictions), (CheckedOrder.SIZE, size))
     }
-    return OrderCheck(
-        window=(datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),
-        draws=len(predictions),
-        over=ResampledUnit.USERS,
-        own_mean_s=own_mean_s,
-        ratios=ratios,
+    recorded = None if recorded_s is None else RecordedWaits(jobs=9, recorded_s=recorded_s, replayed_s=own_mean_s)
+    return OrderVerdict(
+        **{
+            "window": (datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),
+            "jobs": 1_000,
+            "draws": len(predictions),
+            "over": ResampledUnit.USERS,
+            "own_mean_s": own_mean_s,
+            "ratios": ratios,
+            "recorded": recorded,
+            **overrides,
+        }
     )

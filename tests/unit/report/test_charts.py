@@ -1,5 +1,4 @@
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -40,13 +39,6 @@ def test_a_figure_leaves_matplotlib_s_settings_alone() -> None:
 
 def test_oracles_are_not_among_those_who_gain() -> None:
     assert "QSSF true" not in words(charts.who_gains(RESULT))
-
-
-def test_the_live_setting_is_named() -> None:
-    result = replace(RESULT, live={"policy": "fewest_gpus"})
-    assert "(live)" in words(charts.who_gains(result))
-    assert "(live)" in words(charts.mean_and_longest(result))
-    assert "(live)" not in words(charts.mean_and_longest(RESULT))
 
 
 def test_where_nothing_is_compared_nobody_gains() -> None:

@@ -64,7 +64,6 @@ def an_outcome(**overrides: Any) -> dict[str, Any]:
         "promoted": "new",
         "previous": "old",
         "why": "it is better",
-        "written": True,
     } | overrides
 
 
@@ -87,11 +86,17 @@ def test_a_model_without_scores_has_dashes() -> None:
     assert text.splitlines()[1].split()[3:7] == ["-"] * 4
 
 
-def test_the_list_says_the_last_decision_and_the_drift() -> None:
-    decision = {"promoted_at": "2026-11-22T02:31:00+00:00", "promoted_by": "nightly", "step": "kept", "why": "worse"}
+def test_the_list_says_the_last_decisions_and_the_drift() -> None:
+    decision = {
+        "promoted_at": "2026-11-22T02:31:00+00:00",
+        "promoted_by": "nightly",
+        "step": "kept",
+        "model_id": None,
+        "why": "worse",
+    }
     text = on_screen(models_table([a_model(promoted=False)], [decision], drift="inputs as usual", width=80))
     assert "shrinkage predicts" in text
-    assert "2026-11-22 02:31 UTC by nightly: kept, worse." in text
+    assert "2026-11-22 02:31  kept: shrinkage, by nightly: worse" in text
     assert "Drift: inputs as usual." in text
 
 
@@ -129,22 +134,15 @@ def test_without_a_rank_correlation_there_is_a_dash() -> None:
     [
         (an_outcome(), "Active: new, before it old."),
         (an_outcome(step="kept", promoted="old"), "new was not promoted: it is better."),
-        (an_outcome(step="kept", promoted="old"), "helios model compare old new"),
+        (an_outcome(step="kept", promoted="old"), "helios model evaluate --model old --model new"),
         (an_outcome(step="kept", promoted="shrinkage"), "Active: shrinkage, which needs no training."),
         (an_outcome(step=None, promoted="old"), "new is kept and not used: it is better."),
         (an_outcome(step=None), "new: it is better."),
         (an_outcome(step="rolled back", previous="newer"), "new is active again: it is better."),
-        (an_outcome(written=False), "new would be promoted (nothing was written)"),
-        (an_outcome(written=False), "Active, as before: old."),
     ],
 )
 def test_an_outcome_says_what_happened_and_who_is_promoted(outcome: dict[str, Any], said: str) -> None:
     assert said in "\n".join(outcome_text(outcome))
-
-
-def test_a_dry_run_names_no_command_for_a_model_not_stored() -> None:
-    told = "\n".join(outcome_text(an_outcome(step="kept", promoted="shrinkage", written=False)))
-    assert "helios model promote" not in told
 
 
 def a_drift(**overrides: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from helios.report.significance import headline, propose_scenario
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 PUBLISHED = {
@@ -23,17 +22,6 @@ def test_without_it_the_first_replay_is_the_baseline() -> None:
     result = a_what_if(first, qssf([1]))
     assert result.baseline is first
     assert not first.is_plain
-
-
-def test_the_live_setting_is_marked_in_tables_and_json_and_explained() -> None:
-    today, live, shorter = a_run([9]), qssf([5], options={"wait_share": 0.3}), qssf([1], options={"wait_share": 1.0})
-    parts = {"policy": "qssf", "options": {"wait_share": 0.3}}
-    result = replace(a_what_if(today, shorter, live), live=parts)
-    labels = [result.label_in_table(run) for run in result.runs]
-    assert [label.endswith(" (live)") for label in labels] == [False, False, True]
-    assert labels[0].endswith(" (plain)")
-    assert [run.get("live", False) for run in result.to_json()["runs"]] == [False, False, True]
-    assert propose_scenario(result) is live
 
 
 def test_whoever_knows_true_run_times_is_an_oracle() -> None:
@@ -65,7 +53,7 @@ def test_the_json_has_the_published_keys_and_no_job() -> None:
         "from",
         "to",
         "notes",
-        "order_check",
+        "verdict",
         "runs",
     }
 
@@ -77,15 +65,16 @@ def test_a_cluster_s_size_is_told_in_words() -> None:
 
 def test_a_replay_that_waits_far_longer_than_the_site_is_warned_of() -> None:
     result = replace(a_what_if(a_run([21_600] * 4), qssf([1] * 4)), recorded_wait_s=np.full(4, 3.0))
-    assert "Not what this site has: the mean wait under plain FIFO + EASY is 6 h where 3 s was recorded" in " ".join(
-        headline(result)
-    )
+    text = " ".join(result.headline())
+    assert "Plain FIFO + EASY is not what this site runs" in text
+    assert "of the 4 jobs with a recorded start is 6 h where 3 s was recorded" in text
     assert result.to_json()["recorded_wait"]["differs"]
 
 
 def test_a_replay_that_waits_as_the_site_did_says_both() -> None:
     result = replace(a_what_if(a_run([120] * 4), qssf([1] * 4)), recorded_wait_s=np.full(4, 100.0))
-    assert "The mean wait under plain FIFO + EASY is 2 min where 1 min 40 s was recorded." in headline(result)
+    assert result.headline()[-1].startswith("Under plain FIFO + EASY the mean wait of the 4 jobs")
+    assert result.headline()[-1].endswith("is 2 min where 1 min 40 s was recorded.")
 
 
 def test_waits_of_few_known_starts_are_not_compared() -> None:

@@ -200,6 +200,21 @@ def figure_of(found: Study, key: str, **options: Any) -> FigureData:
     return study_figure(key, source)
 
 
+def test_statements_and_figures_say_one_number_for_one_thing() -> None:
+    jobs = [
+        at(k, user=f"u{min(k % 7, 5)}", gpus=1 + 3 * (k % 7 > 4), run_time_s=3600.0 * (k % 5),
+           started_at=FIRST + (k + k % 7) * HOUR, state="CANCELLED" if k % 5 == 0 else "COMPLETED")
+        for k in range(100)
+    ]  # fmt: skip
+    found = a_study(*jobs, records=NodeRecords(given={"gpu": 8}), since=FIRST + 20 * HOUR, until=FIRST + 99 * HOUR)
+    told = {one.number: one for one in found.statements}
+    waited = told[11].parts["share_of_waiting_of_top_users"]
+    assert f"and {100 * waited:.0f} % of the hours waited" in figure_of(found, "holders").title
+    assert f"{100 * (told[12].value or 0):.0f} % of its time waiting" in figure_of(found, "wait_share").title
+    repeated = told[14].parts["share_of_jobs"]
+    assert figure_of(found, "repetition").title.startswith(f"{100 * repeated:.0f} % of the jobs")
+
+
 def test_fragmentation_names_its_reason() -> None:
     found = figure_of(a_fragmented_history(), "fragmentation")
     assert found.title.startswith("On average 2.0 GPUs are free while jobs wait, none of which fits")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.metrics.blocks import Blocks, local_edges
+from helios.metrics.capacity import header_capacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
 from helios.metrics.trials import last_alike, next_alike
 from helios.study.capacity import find_capacity
@@ -197,8 +198,8 @@ def test_a_failure_at_the_time_limit_is_no_late_failure():
 def test_third_failure_in_a_row_counts_as_a_streak():
     jobs = [at(3 * k, state="FAILED", run_time_s=3600, gpus=1) for k in range(4)]
     found = findings.repeated_failures(history_of(*jobs, at(20, state="COMPLETED", user="b")))
-    assert found.estimate.value == 1.0
-    assert found.parts["share_of_hours_in_streaks"] == pytest.approx(2 / 4, rel=1e-2)
+    assert found.estimate.value == pytest.approx(2 / 4, rel=1e-2)
+    assert found.parts["share_that_fails_after_failure"] == 1.0
     assert found.parts["share_that_fails"] == pytest.approx(4 / 5)
 
 
@@ -363,6 +364,20 @@ def test_studies_of_two_weeks_differ_where_their_intervals_say_so():
     found = compare(one, other)
     assert [row.more_than_chance for row in found.statements] == [True, False, None]
     assert found.statements[0].low == pytest.approx(0.1 - math.hypot(0.02, 0.02))
+
+
+def test_levels_are_of_the_machine_that_a_file_names():
+    jobs = [at(k, gpus=0, cpus=6.0, run_time_s=3600.0, partition="p") for k in range(10)]
+    loaded = LoadedHistory(cluster="c", jobs=jobs_frame(*jobs), timezone="UTC", capacity=header_capacity(3, 20))
+    found = study(loaded, since=FIRST, until=FIRST + 10 * HOUR, resource="cpus")
+    assert found.statements[4].value == pytest.approx(6 / 20)
+
+
+def test_studies_that_count_in_two_ways_do_not_differ_beyond_chance():
+    one, other = _told(3, 10.0, 8.0, 12.0), _told(3, 90.0, 85.0, 95.0)
+    one["parts"], other["parts"] = {"level": "counts"}, {"level": "nodes"}
+    found = compare({"statements": [one]}, {"statements": [other]}).statements[0]
+    assert (found.difference, found.more_than_chance) == (None, None)
 
 
 def _told(number: int, value: float | None, low: float | None, high: float | None) -> dict[str, Any]:

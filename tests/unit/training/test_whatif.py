@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from rich.console import Console
 
 from helios.errors import FileUnreadable, UsageError
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.past_runs import own_name
+from helios.training.past_runs import keep_runs, own_name
+from helios.training.run import run_pool
 from helios.training.whatif import pool_whatif
 from helios.training.whatif_report import pool_whatif_table
 from helios.warehouse import Warehouse
@@ -163,3 +165,29 @@ def test_too_large_a_device_demand_is_counted(sweep: Path) -> None:
 def test_a_folder_that_is_no_pool_is_refused(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(FileUnreadable, match="not of a pool"):
         pool_whatif(sweep, folders=[tmp_path], **TOLD)
+
+
+def a_project(folder: Path) -> Path:
+    """A folder with a program and a sweep of it, whose sweep file is returned."""
+    folder.mkdir()
+    (folder / "train.py").write_text("")
+    command = f'command = "{sys.executable} train.py {{x}}"\nmemory = "1G"\n'
+    (folder / "sweep.toml").write_text(command + "[parameters]\nx = [1, 2]\n")
+    return folder / "sweep.toml"
+
+
+def test_a_program_of_the_same_name_elsewhere_tells_nothing(tmp_path: Path) -> None:
+    one, other = a_project(tmp_path / "one"), a_project(tmp_path / "other")
+    run_pool(one, kind="cpu")
+    database = f"sqlite:///{tmp_path}/helios.db"
+    keep_runs(database, [tmp_path / "one" / "sweep.pool"])
+    pool_whatif(one, gpus=1, memory_mib=2_048.0, database=database)
+    with pytest.raises(UsageError, match="run time"):
+        pool_whatif(other, gpus=1, memory_mib=2_048.0, database=database)
+
+
+def test_a_pool_that_was_moved_tells_of_its_program(tmp_path: Path) -> None:
+    run_pool(a_project(tmp_path / "before"), kind="cpu")
+    (tmp_path / "before").rename(tmp_path / "after")
+    found = pool_whatif(tmp_path / "after" / "sweep.toml", gpus=1, memory_mib=2_048.0)
+    assert any("2 runs" in note for note in found.notes)

@@ -250,7 +250,7 @@ def test_the_latest_study_is_shown_with_its_figures(fake_site: FakeSite, web: Te
     assert web.get("/study", headers=JSON).json()["made_at"] is None
     assert "helios study --keep" in web.get("/study", headers=HTML).text
     now, folder = fake_site.cluster.now, Path(fake_site.settings.report.folder)
-    loaded, records = load_study(url=fake_site.settings.database.url, cluster="dev", window=lambda _: (None, None))
+    loaded, records = load_study(url=fake_site.settings.database.url, cluster="dev", window=lambda *_: (None, None))
     found = study(loaded, records=records)
     path = store_study(found, folder, energy=None, now=now)
     assert path.stat().st_mode & 0o007 == 0

@@ -38,8 +38,6 @@ def test_a_remark_may_hold_colons() -> None:
         ({"services": ["qssf"]}, ["1", "2"]),
         ({"targets": ["2", "3"]}, ["2", "3"]),
         ({"results": ["REFUSED", "done"]}, ["2", "3"]),
-        ({"modes": ["active"], "services": ["qssf"]}, ["2"]),
-        ({"actions": ["softlimit"]}, ["3"]),
         ({"results": ["mismatch"]}, []),
     ],
 )

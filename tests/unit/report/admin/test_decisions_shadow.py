@@ -74,7 +74,7 @@ def test_the_recorded_waits_stand_beside_the_replays() -> None:
     assert day.recorded is not None
     assert (day.recorded.jobs, day.recorded.max_wait_s) == (4, 1800)
     answer = shadow_table(day, title="")
-    assert answer.rows["line"].tolist() == ["as recorded", "replayed, site's own order", "replayed, as decided"]
+    assert answer.rows["line"].tolist() == ["as recorded", "replayed, plain FIFO + EASY", "replayed, as decided"]
     assert answer.rows["max_wait_s"].tolist()[0] == 1800
 
 

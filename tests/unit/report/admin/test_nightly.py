@@ -113,7 +113,7 @@ def test_nodes_that_did_not_wake_come_first_and_say_what_to_do() -> None:
     found = digest(decisions=decisions_frame(*wakes, {"outcome": "done", "mode": "active"}))
     assert found.alarming
     first, *rest = section("What Helios did", found).sentences
-    assert first.startswith("Failed to wake: n[2-3].") and "helios power clear NODE" in first
+    assert first.startswith("Failed to wake: n[2-3].") and "helios power --clear NODE" in first
     assert not any("did not answer" in sentence for sentence in rest)
 
 

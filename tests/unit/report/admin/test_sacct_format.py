@@ -18,7 +18,7 @@ from helios.report.admin.sacct_format import (
     as_parsable,
     chosen_fields,
     declare_fields,
-    listing,
+    named_fields,
     slurm_length,
     write_values,
 )
@@ -90,15 +90,16 @@ def test_a_field_or_width_that_makes_no_sense_is_refused(asked: str) -> None:
 
 
 def test_a_wrong_field_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match="User, Jobs, MeanWait, Failed"):
+    with pytest.raises(UsageError, match="no field 'usr'") as refused:
         chosen_fields(an_answer(), "usr")
+    assert [line.split()[0] for line in refused.value.hint.splitlines()[1:]] == ["User", "Jobs", "MeanWait", "Failed"]
 
 
-def test_parsable_forms_are_uncut_and_differ_in_the_last_bar() -> None:
+def test_the_parsable_form_is_uncut() -> None:
     answer = an_answer(total={"user": "Total", "jobs": 15})
     fields = chosen_fields(answer, "user,jobs")
     assert list(as_parsable(answer, fields)) == ["User|Jobs", "alice|12", "bartholomew|3"]
-    assert list(as_parsable(answer, fields, header=False, trailing=True)) == ["alice|12|", "bartholomew|3|"]
+    assert list(as_parsable(answer, fields, header=False)) == ["alice|12", "bartholomew|3"]
 
 
 def test_json_has_every_field_of_every_row_as_plain_values() -> None:
@@ -174,4 +175,8 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
 def test_every_field_has_a_line_and_a_name_of_its_own(fields: tuple[Field, ...]) -> None:
     assert len({field.name.lower() for field in fields}) == len(fields)
     assert len({field.column for field in fields}) == len(fields)
-    assert all(line.split(maxsplit=1)[1] and len(line) <= 100 for line in listing(fields))
+    with pytest.raises(UsageError) as refused:
+        named_fields(fields, "help")
+    lines = [line.strip() for line in refused.value.hint.splitlines()[1:]]
+    assert len(lines) == len(fields)
+    assert all(line.split(maxsplit=1)[1] and len(line) <= 100 for line in lines)

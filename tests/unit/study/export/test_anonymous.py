@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +19,7 @@ BERLIN = "Europe/Berlin"
 
 
 def anonymous(jobs: pd.DataFrame, key: bytes = KEY, **how: object) -> pd.DataFrame:
-    return anonymise(jobs, key, Coarseness(**({"fewest_jobs": 1, "timezone": BERLIN, "round_s": 60} | how)))
+    return anonymise(jobs, key, Coarseness(**({"fewest_jobs": 1, "timezone": BERLIN, "round_s": 60} | how))).jobs
 
 
 def many(count: int, **job: object) -> list[dict[str, object]]:
@@ -84,66 +82,84 @@ def test_lengths_are_the_same_to_two_digits_and_submissions_to_the_step(jobs, ro
 def test_jobs_of_one_burst_stay_together_and_bursts_are_dealt_other_minutes():
     bursts = [many(3, user=f"u{hour}", submitted_at=f"2024-01-01T{hour:02}:30:20Z") for hour in range(20)]
     made = anonymous(jobs_frame(*(job for burst in bursts for job in burst)), round_s=86_400)
-    at = made.groupby("user", observed=True)["submitted_at"].agg(["nunique", "first"])
-    assert (at["nunique"] == 1).all()
-    assert sorted(at["first"].dt.hour) == list(range(20)) and (at["first"].dt.minute == 30).all()
+    at = made["submitted_at"].value_counts()
+    assert (at == 3).all() and sorted(at.index.hour) == list(range(20)) and set(at.index.minute) == {30}
     assert not made["submitted_at"].dt.second.any()
 
 
 def test_which_burst_gets_which_minute_follows_from_the_key():
-    jobs = [a_job(user=f"u{hour}", gpus=hour + 1, submitted_at=f"2024-01-01T{hour:02}:00:00Z") for hour in range(20)]
-    dealt = [anonymous(jobs_frame(*jobs), key, round_s=86_400)["gpus"].tolist() for key in (KEY, KEY, OTHER_KEY)]
+    at = [{"user": f"u{hour}", "submitted_at": f"2024-01-01T{hour:02}:00:00Z"} for hour in range(20)]
+    jobs = jobs_frame(*(a_job(run_time_s=hour + 1.0, **job) for hour, job in enumerate(at)))
+    dealt = [anonymous(jobs, key, round_s=86_400)["run_time_s"].tolist() for key in (KEY, KEY, OTHER_KEY)]
     assert dealt[0] == dealt[1] != dealt[2] and sorted(dealt[2]) == list(range(1, 21)) != dealt[2]
 
 
-@settings(deadline=None, max_examples=examples(12))
-@given(jobs=histories())
-def test_who_and_what_is_alike_stays_alike(jobs):
-    made = anonymous(jobs)
-    kinds = ["user", "account", "partition"]
-    stems = jobs["name"].map(lambda name: split_words(name) or None, na_action="ignore").astype("object")
-    for one, other in combinations(range(len(jobs)), 2):
-        for name in kinds:
-            assert same(made[name], one, other) == same(jobs[name], one, other)
-        assert same(made["name"], one, other) == same(stems, one, other)
+def test_each_size_keeps_its_minutes():
+    jobs = jobs_frame(*(a_job(gpus=hour + 1, submitted_at=f"2024-01-01T{hour:02}:00:00Z") for hour in range(20)))
+    assert anonymous(jobs, round_s=86_400)["gpus"].tolist() == list(range(1, 21))
 
 
-def same(column: pd.Series, one: int, other: int) -> bool:
-    first, second = column.iloc[one], column.iloc[other]
-    return (pd.isna(first) and pd.isna(second)) or (pd.notna(first) and pd.notna(second) and first == second)
+def of_users(*users: str, **job: object) -> list[dict[str, object]]:
+    return [a_job(user=user, **job) for user in users]
+
+
+def test_a_user_is_a_cohort_of_three():
+    assert anonymous(jobs_frame(*of_users("ann", "bob", "eve")))["user"].nunique() == 1
+
+
+def test_users_of_two_sizes_have_two_cohorts():
+    jobs = [job for gpus in (1, 2) for job in of_users("ann", "bob", "eve", gpus=gpus)]
+    assert anonymous(jobs_frame(*jobs)).groupby("gpus")["user"].unique().map(list).map(len).tolist() == [1, 1]
+    assert anonymous(jobs_frame(*jobs))["user"].nunique() == 2
+
+
+@pytest.mark.parametrize("users", [("ann",), ("ann", "bob"), ("ann", "ann", "ann", "bob", "eve")])
+def test_users_without_a_cohort_become_others(users):
+    assert set(anonymous(jobs_frame(*of_users(*users)))["user"]) == {OTHERS}
+
+
+def test_an_unknown_user_stays_unknown():
+    assert anonymous(jobs_frame(*of_users("ann", "bob", "eve", "eve"), a_job(user=None)))["user"].isna().sum() == 1
+
+
+def test_jobs_that_give_their_user_are_left_out():
+    jobs = jobs_frame(*of_users("ann", "bob"), *many(8, user="eve", gpus=3), *many(2, user="ann", gpus=3))
+    made = anonymise(jobs, KEY, Coarseness(fewest_jobs=1, most_given=0.1))
+    assert made.left_out == 6 and made.jobs["gpus"].value_counts()[3] == 4
+    assert sorted(made.owner[made.jobs["gpus"] == 3]) == [0, 0, 2, 2]
+
+
+def test_no_job_of_an_unknown_user_is_left_out():
+    assert anonymise(jobs_frame(*many(4, user=None)), KEY, Coarseness(most_given=0.0)).left_out == 0
+
+
+@pytest.mark.parametrize("column", ["name", "partition", "qos", "gpu_type"])
+def test_what_three_users_have_keeps_a_word_of_its_own(column):
+    jobs = [job for word in ("one", "two") for job in of_users("ann", "bob", "eve", **{column: word})]
+    words = anonymous(jobs_frame(*jobs, *many(9, user="ann", **{column: "rare"})))[column].astype("object")
+    counts = words.fillna("").value_counts()
+    assert sorted(counts) == [3, 3, 9] and counts[OTHERS if column in {"partition", "qos"} else ""] == 9
 
 
 def test_a_word_for_a_name_is_its_own_stem():
-    made = anonymous(jobs_frame(*(a_job(name=f"run_{word}") for word in "abcdefghij")))
-    assert [split_words(name) for name in made["name"]] == made["name"].tolist() and made["name"].is_unique
-
-
-def test_user_and_account_of_one_name_have_two_pseudonyms():
-    made = anonymous(jobs_frame(a_job(user="ann", account="ann")))
-    assert made["user"][0] != made["account"][0]
+    jobs = [job for word in "abcdefghij" for job in of_users("ann", "bob", "eve", name=f"run_{word}")]
+    made = anonymous(jobs_frame(*jobs))
+    assert [split_words(name) for name in made["name"]] == made["name"].tolist() and made["name"].nunique() == 10
 
 
 def test_the_same_key_gives_the_same_and_another_key_another_export():
-    jobs = jobs_frame(*many(3), a_job(user="bob"))
+    jobs = jobs_frame(*of_users("ann", "bob", "eve"))
     pd.testing.assert_frame_equal(anonymous(jobs), anonymous(jobs))
     assert set(anonymous(jobs)["user"]).isdisjoint(anonymous(jobs, OTHER_KEY)["user"])
 
 
 def test_what_could_name_somebody_is_dropped():
-    job = a_job(exit_code="0:0", tres_requested="cpu=1", tres_allocated="cpu=1", node_list="node1")
+    job = a_job(
+        account="lab", group="lab", exit_code="0:0", tres_requested="cpu=1", tres_allocated="cpu=1", node_list="node1"
+    )
     made = anonymous(jobs_frame(job))
-    assert made[["exit_code", "tres_requested", "tres_allocated", "node_list"]].isna().all(axis=None)
-
-
-def test_users_with_few_jobs_become_one():
-    jobs = jobs_frame(*many(5, user="ann"), *many(4, user="bob"), a_job(user="eve"), a_job(user=None))
-    users = anonymous(jobs, fewest_jobs=5)["user"]
-    assert users.value_counts()[OTHERS] == 5 and users.nunique() == 2 and users.isna().sum() == 1
-
-
-def test_rare_types_of_gpus_are_left_out():
-    jobs = jobs_frame(*many(5, gpu_type="a100"), a_job(gpu_type="secret"))
-    assert anonymous(jobs, fewest_jobs=5)["gpu_type"].value_counts().to_dict() == {"a100": 5}
+    dropped = ["account", "group", "exit_code", "tres_requested", "tres_allocated", "node_list"]
+    assert made[dropped].isna().all(axis=None)
 
 
 def test_a_rare_size_is_raised_to_the_next_commoner_one():
@@ -173,10 +189,17 @@ def test_a_request_that_was_the_allocation_stays_it():
     assert made["gpus"].tolist() == made["gpus_requested"].tolist() == [4, 4, 4]
 
 
-def test_rare_limits_are_raised_and_unlimited_stays():
-    limits = [3600.0, 3600.0, 3000.0, np.inf, np.inf, 90_061.0]
-    made = coarsen(jobs_frame(*(a_job(time_limit_s=limit) for limit in limits)), Coarseness(fewest_jobs=2))
-    assert made["time_limit_s"].tolist() == [3600, 3600, 3600, np.inf, np.inf, np.inf]
+@pytest.mark.parametrize("column", ["time_limit_s", "memory_mib"])
+@pytest.mark.parametrize(("by_kind", "raised"), [(False, 3600.0), (True, 3000.0)])
+def test_limits_of_few_are_raised_to_the_next_that_several_share(column, by_kind, raised):
+    jobs = of_users("ann", "bob", "eve", **{column: 3600.0}) + of_users("ann", gpus=2, **{column: 3000.0})
+    made = anonymous(jobs_frame(*jobs), limits_by_kind=by_kind)
+    assert made[column].tolist() == [3600, 3600, 3600, raised]
+
+
+def test_unlimited_stays():
+    jobs = [*of_users("ann", "bob", "eve", time_limit_s=np.inf), a_job(time_limit_s=90_061.0)]
+    assert np.isinf(anonymous(jobs_frame(*jobs))["time_limit_s"]).all()
 
 
 def test_the_sizes_of_a_log_are_merged_as_those_of_the_window():

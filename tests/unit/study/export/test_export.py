@@ -22,6 +22,7 @@ from helios.ingest import synthetic_trace
 from helios.report.history import describe
 from helios.simulate import ORDERS
 from helios.study.export import files as module
+from helios.study.export.anonymous import OTHERS
 from helios.study.export.comparison import compare_exports
 from helios.study.export.export import COARSER_S, export_history
 from helios.study.export.request import ExportRequest
@@ -54,7 +55,7 @@ def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
 
 
 def anonymously(folder: Path, **options: Any) -> ExportRequest:
-    chosen = {"accept_risk": True, "fewest_jobs": 1, "key_folder": folder / "keys"} | options
+    chosen = {"accept_risk": True, "key_folder": folder / "keys"} | options
     return ExportRequest(out=folder / "out", anonymous=True, **chosen)
 
 
@@ -202,24 +203,23 @@ def test_the_secrets_of_that_test_are_in_a_plain_export(tmp_path):
 def test_an_anonymous_export_gives_the_same_study_to_the_rounding(tmp_path, month, name):
     result = export_history(month, anonymously(tmp_path, round_s=60))
     before, after = described(month), described(again(tmp_path / "out" / name))
-    same = ("jobs", "gpu_jobs", "users", "partitions", "states", "day_shape", "week_shape")
+    same = ("jobs", "gpu_jobs", "partitions", "states", "day_shape", "week_shape")
     assert [figure for figure in same if before[figure] != after[figure]] == []
     assert after["resource_hours"] == pytest.approx(before["resource_hours"], rel=0.01)
     for length in ("run_time_s", "wait_s"):
         assert after[length] == pytest.approx(before[length], rel=0.051, abs=1)
     assert result.loss is not None
-    for name_of_figure in ("statements.repetition", "replayed_mean_wait_s.fifo"):
-        figure = result.loss[name_of_figure]
-        assert figure["after"] == pytest.approx(figure["before"], rel=0.1)
+    figure = result.loss["replayed_mean_wait_s.fifo"]
+    assert figure["after"] == pytest.approx(figure["before"], rel=0.1)
 
 
 def test_what_is_lost_is_what_whoever_loads_it_reads(tmp_path, month):
-    result = export_history(month, anonymously(tmp_path, round_s=60, fewest_jobs=5))
+    result = export_history(month, anonymously(tmp_path, round_s=60))
     for when, history in (("before", month), ("after", again(tmp_path / "out" / "jobs.parquet"))):
         for one in study(history).statements:
             assert result.loss[f"statements.{one.name}"][when] == pytest.approx(one.value), one.name
-    # What rests on lengths of time and on who repeats what stays, to the rounding to two digits.
-    for name in ("one_gpu_jobs", "repetition", "long_failures", "large_and_long_jobs"):
+    # What rests on sizes and lengths of time stays, to the rounding to two digits.
+    for name in ("one_gpu_jobs", "long_failures", "large_and_long_jobs"):
         figure = result.loss[f"statements.{name}"]
         assert figure["after"] == pytest.approx(figure["before"], rel=0.1)
 
@@ -237,7 +237,7 @@ def test_two_exports_have_two_keys_and_no_pseudonym_in_common(tmp_path, month):
     users = set(again(tmp_path / "out" / "jobs.parquet").jobs["user"])
     second = export_history(month, anonymously(tmp_path))
     assert first.key_file != second.key_file
-    assert users.isdisjoint(again(tmp_path / "out" / "jobs.parquet").jobs["user"])
+    assert users & set(again(tmp_path / "out" / "jobs.parquet").jobs["user"]) == {OTHERS}
 
 
 def test_the_same_key_gives_the_same_files(tmp_path, month):
@@ -274,29 +274,48 @@ def test_a_key_that_cannot_be_read_is_an_error(tmp_path):
 # The bound on the risk.
 
 
+def three_users(**job: Any) -> list[dict[str, Any]]:
+    return [a_job(user=user, **job) for user in ("ann", "bob", "eve") for _ in range(2)]
+
+
 def test_too_great_a_risk_is_refused_and_nothing_is_left(tmp_path):
     request = anonymously(tmp_path, accept_risk=False, round_s=60)
-    with pytest.raises(RiskTooHigh, match=r"100 %.*bound is 20 %") as refused:
-        export_history(a_history(a_job(), a_job(user="bob")), request)
+    apart = [job for minute in range(6) for job in three_users(submitted_at=f"2024-01-01T00:0{minute}:00Z")]
+    history = a_history(*apart[::7])
+    with pytest.raises(RiskTooHigh, match=r"size and submission of a job, 100 %.*bound is 20 %") as refused:
+        export_history(history, request)
     assert list(tmp_path.iterdir()) == []
-    assert "--accept-risk" in refused.value.hint and "--round 1d: 0 %" in refused.value.hint
+    assert "--accept-risk" in refused.value.hint and "--round 1d or 7d" in refused.value.hint
+
+
+def test_a_history_of_two_users_is_refused(tmp_path):
+    jobs = [a_job(user=user, submitted_at="2024-01-01T00:00:00Z") for user in ("ann", "ann", "ann", "bob")]
+    with pytest.raises(RiskTooHigh, match="one of the only 2 users"):
+        export_history(a_history(*jobs), anonymously(tmp_path, accept_risk=False))
 
 
 def test_a_risk_below_the_bound_passes(tmp_path):
+    jobs = three_users(submitted_at="2024-01-01T00:00:00Z")
+    result = export_history(a_history(*jobs), anonymously(tmp_path, accept_risk=False))
+    assert result.risk is not None and result.risk.highest == result.risk.left_out == 0
+    assert json.loads((tmp_path / "out" / "risk.json").read_text())["bound"] == 0.2
+
+
+def test_jobs_are_left_out_until_the_bound_holds(tmp_path):
     at = {"submitted_at": "2024-01-01T00:00:00Z"}
-    request = anonymously(tmp_path, accept_risk=False)
-    result = export_history(a_history(a_job(**at), a_job(user="bob", **at)), request)
-    assert result.risk is not None and result.risk.traced_jobs == 0
+    jobs = [*three_users(**at), *(a_job(user="ann", gpus=0, **at) for _ in range(20)), a_job(user="bob", gpus=0, **at)]
+    result = export_history(a_history(*jobs), anonymously(tmp_path, accept_risk=False))
+    assert result.risk is not None and result.risk.highest <= 0.2
+    assert result.risk.left_out == 19 and result.jobs == len(jobs) - 19
 
 
-def test_the_bound_is_what_was_asked_for(tmp_path):
-    request = anonymously(tmp_path, accept_risk=False, risk_bound=1.0)
-    assert export_history(a_history(a_job()), request).risk.traced_jobs == 1
-    assert json.loads((tmp_path / "out" / "risk.json").read_text())["bound_on_traced_jobs"] == 1
+def test_an_accepted_risk_leaves_no_job_out(tmp_path):
+    result = export_history(a_history(a_job()), anonymously(tmp_path))
+    assert result.risk is not None and (result.jobs, result.risk.traced.jobs) == (1, 1)
 
 
 def test_coarser_steps_in_the_hint_are_such_as_can_be_asked_for(tmp_path):
-    for step_s in COARSER_S:
+    for step_s in COARSER_S.values():
         anonymously(tmp_path, round_s=step_s)
     with pytest.raises(UsageError, match="does not divide a week"):
         anonymously(tmp_path, round_s=7 * 60 + 1)
@@ -332,7 +351,7 @@ def test_an_empty_window_is_an_error_and_leaves_nothing(tmp_path):
     "job", [{}, {"user": None, "name": None, "partition": None}, {"gpus": 0, "cpus": None}, {"run_time_s": None}]
 )
 def test_one_job_alone_can_be_exported(tmp_path, job):
-    export_history(a_history(a_job(**job)), anonymously(tmp_path, fewest_jobs=5))
+    export_history(a_history(a_job(**job)), anonymously(tmp_path))
     for layout in LAYOUTS:
         assert len(again(tmp_path / "out" / module.NAMES[layout]).jobs) == 1
 

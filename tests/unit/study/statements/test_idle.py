@@ -284,6 +284,17 @@ def test_younger_jobs_that_fit_are_behind_the_oldest_that_does_not() -> None:
     assert (unusable, behind) == pytest.approx((4 + 2, 2))
 
 
+def test_the_oldest_job_is_that_of_its_own_partition() -> None:
+    pending = (job(0, None, None, 4, partition="q"), job(1, None, None, 1, partition="p"))
+    assert hours(a_history(RAN, *pending, end=10), given={"all": 2})[-1] == 0
+
+
+def test_a_run_started_again_waits_from_the_end_of_the_first() -> None:
+    first = job(0, 2, 10, state="NODE_FAIL", job_id="j1")
+    again = job(0, 12, 20, job_id="j1", restart=1)
+    assert a_history(first, again, end=20).wait_s.tolist() == [2, 2]
+
+
 def test_a_job_above_a_node_needs_whole_nodes_of_counts() -> None:
     history = a_history(job(0, 0, 3600, 5), job(0, None, None, 10), end=3600)
     found = idle_by_day(history, find_capacity(history, given={"gpu": 2}, units_per_node=8))

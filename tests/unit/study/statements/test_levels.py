@@ -13,6 +13,7 @@ from helios.metrics.history import StudyHistory, read_history
 from helios.study.capacity import find_capacity
 from helios.study.figures.source import FigureSource
 from helios.study.statements.levels import (
+    MISSING_NODES,
     cpu_jobs_on_gpu_nodes,
     idle_nodes,
     imbalance,
@@ -178,18 +179,27 @@ def test_cpu_jobs_on_gpu_nodes_count_beside_waiting_gpu_jobs_once() -> None:
     assert found.n == 3
 
 
-def test_without_node_lists_cpu_jobs_count_in_the_partitions_of_gpu_jobs() -> None:
+def test_a_cpu_job_holds_up_only_those_who_may_use_its_node() -> None:
+    nodes = nodes_frame(a_node("n1", "p"), a_node("n2", "p"), a_node("n2", "q"), a_node("n3", "q"))
     history = a_history(
-        job(0, 0, 4 * HOUR_S, 0, nodes=2.0),
-        job(0, 0, 4 * HOUR_S, 0, nodes=5.0, partition="cpu"),
-        job(HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 1),
+        job(0, 0, 4 * HOUR_S, 0, node_list="n1", partition="p"),
+        job(0, 0, 4 * HOUR_S, 8, node_list="n3", partition="q"),
+        job(0, 3 * HOUR_S, 4 * HOUR_S, 8, node_list="n3", partition="q"),
         end=6 * HOUR_S,
     )
-    found = cpu_jobs_on_gpu_nodes(history, find_capacity(history, given={"gpu": 2, "other": 1}, units_per_node=8))
-    assert found.parts["level"] == "partitions"
-    assert found.hours_per_week == pytest.approx(2 * 2 / history.weeks)
-    assert found.parts["node_hours_per_week"] == pytest.approx(2 * 4 / history.weeks)
-    assert found.n == 1
+    assert cpu_jobs_on_gpu_nodes(history, find_capacity(history, nodes=nodes)).estimate.value == 0
+
+
+def test_partitions_that_only_seem_to_share_nodes_tell_nothing_of_cpu_jobs() -> None:
+    # Of GPUs and CPUs each partition has its most at another time, so that they look like one pool.
+    history = a_history(
+        job(0, 0, 4 * HOUR_S, 8, partition="gpu"),
+        job(0, 5 * HOUR_S, 6 * HOUR_S, 8, partition="gpu2"),
+        job(0, 0, 6 * HOUR_S, 0, partition="cpu"),
+        end=6 * HOUR_S,
+    )
+    found = cpu_jobs_on_gpu_nodes(history, find_capacity(history))
+    assert (found.estimate.value, found.missing) == (None, MISSING_NODES)
 
 
 @pytest.mark.parametrize("number_of", [(4, idle_nodes), (5, utilization), (6, imbalance), (20, cpu_jobs_on_gpu_nodes)])

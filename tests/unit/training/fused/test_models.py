@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from tests.unit.training.fused.alone import CLASSES, DTYPE, THREE, a_trainer, assert_as_alone
 
@@ -22,6 +23,10 @@ class Deciding(nn.Module):
         return values if values.sum() > 0 else -values
 
 
+def spectral() -> nn.Module:
+    return spectral_norm(nn.Linear(6, 6)).to(DTYPE)
+
+
 class Replacing(nn.Module):
     """It makes a new tensor its buffer, which is lost in a fused step."""
 
@@ -34,6 +39,18 @@ class Replacing(nn.Module):
         return values - self.mean
 
 
+class Calls(nn.Module):
+    """It counts in Python, which is done once for all models of a fused step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, values: Any) -> Any:
+        self.calls += 1
+        return values * (1 + 1 / self.calls)
+
+
 class TestObstacles:
     @pytest.mark.parametrize(
         ("module", "named", "reason"),
@@ -41,6 +58,8 @@ class TestObstacles:
             (Counting, "0 (Counting)", "reads a number out of a tensor"),
             (Deciding, "0 (Deciding)", "control flow"),
             (Replacing, "0.mean", "another way than alone"),
+            (Calls, "0.calls", "is no tensor"),
+            (spectral, "0.parametrizations.weight.0 (_SpectralNorm)", "Batching rule"),
         ],
     )
     def test_it_is_named_and_the_models_are_trained_one_by_one(

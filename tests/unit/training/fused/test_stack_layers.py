@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from tests.unit.training.fused.alone import (
     CLASSES,
@@ -142,6 +143,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "bag of embeddings": (lambda: nn.Sequential(nn.EmbeddingBag(9, 6), nn.Linear(6, 3)), WORDS),
     "tied, frozen and unused parameters": (Tied, SERIES),
     "a buffer that changes within a step": (Counting, SERIES),
+    "weight norm": (lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(24, 5)), nn.Linear(5, 3)), SERIES),
+    "weight norm of before": (
+        lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(24, 5)), nn.Linear(5, 3)),
+        SERIES,
+    ),
 }
 
 

@@ -264,6 +264,15 @@ class TestWays:
         losses = trainer.step()
         assert losses[0] != losses[1]
 
+    def test_what_a_model_draws_by_itself_is_given_by_its_seed(self) -> None:
+        given = {"lr": 0.1, "seed": 7}
+        ended = []
+        for others in ([], [{"lr": 0.2, "seed": 3}]):
+            trainer = a_trainer([*others, given], build=noisy, way="serial")
+            trainer.train(steps=9)
+            ended.append(trainer.model(len(others)).state_dict())
+        assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+
     def test_the_callers_random_numbers_stay_as_they_are(self) -> None:
         torch.manual_seed(5)
         before = torch.get_rng_state()

@@ -321,6 +321,40 @@ def test_fixed_slots_give_equal_parts_and_more_to_who_was_killed() -> None:
     assert [(start.number, start.memory_limit_mib) for start in found if isinstance(start, StartTrial)] == [(2, 100.0)]
 
 
+SET_BACK = """
+import os, time
+real = time.time
+time.time = lambda: real() - 3600 * os.path.exists({flag!r})
+"""
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, real = tmp_path / "set back", time.time
+    (tmp_path / "sitecustomize.py").write_text(SET_BACK.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the process that starts trials
+    monkeypatch.setattr(time, "time", lambda: real() - 3600 * flag.exists())
+    program = """
+import json, os, time
+for step in range(20):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step}) + "\\n")
+    if step == 5:
+        open("set back", "w").close()
+    time.sleep(0.1)
+"""
+    seen: list[int] = []
+
+    class Sees(Watched):
+        def refresh(self, pool: Coordinator) -> None:
+            seen.extend(attempt.step for attempt in pool._attempts.running.values() if attempt.step is not None)
+
+    _, trials = run(a_sweep(tmp_path, program), watched=Sees())
+    assert 1.0 < trials[0].seconds < 300.0
+    assert max(seen) > 6, "reports are read on"
+    (one,) = read_runs(tmp_path / "pool")
+    assert 0.0 <= (one.start_up_s or 0.0) < one.seconds
+
+
 def test_the_packing_service_runs_a_pool(tmp_path: Path) -> None:
     packing = Packing(Packing.Options())
     watched = Watched()
@@ -346,7 +380,7 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         (1, 1, "finished", "program.py x=2"),
     ]
     for one in runs:
-        assert one.program == "program.py"
+        assert one.program == str(tmp_path / "program.py")
         assert one.progress == 1.0
         assert one.peak_memory_mib
         assert 0 < (one.start_up_s or 0.0) < one.seconds
@@ -370,7 +404,7 @@ def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) ->
     run(
         a_sweep(tmp_path, STEPS, (1, 1)),
         decide=one_at_a_time,
-        forecast=partial(model.expect, "program.py"),
+        forecast=partial(model.expect, str(tmp_path / "program.py")),
         known_speeds=[earlier],
     )
     assert all(earlier in snapshot.speeds for snapshot in seen)

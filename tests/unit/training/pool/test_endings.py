@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import helios_task
+import pytest
 
 from helios.training.model import Device, TrialState
-from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.search import JOURNAL, STUDY
+from helios.training.pool.state import TrialRecord
+from helios.training.pool.sweep import SearchMethod, TrainingSweep
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, run
 
 
@@ -72,3 +78,114 @@ if not pathlib.Path("once").exists():
 """
     _, trials = run(a_sweep(tmp_path, program, attempts=1))
     assert (trials[0].state, trials[0].attempts, trials[0].failures) == (TrialState.FINISHED, 2, 0)
+
+
+def reporting(text: str) -> str:
+    """A program that can report, and see whether something is requested of it."""
+    return f"""
+import json, os, sys, time
+def report(**values):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps(values) + "\\n")
+def requested():
+    return os.path.exists(os.environ["HELIOS_REQUESTS"])
+def wait():
+    began = time.monotonic()
+    while not requested():
+        assert time.monotonic() - began < 60, "nothing was requested"
+        time.sleep(0.02)
+{text}
+"""
+
+
+def searched(folder: Path, text: str, **more: Any) -> tuple[dict[int, TrialRecord], list[str]]:
+    """The trials of a search that prunes each whose value is below .4, and how Optuna has them."""
+    optuna = pytest.importorskip("optuna", reason="the extra [search] is not installed")
+    method = SearchMethod(trials=2, sampler="", pruner="ThresholdPruner", pruner_options={"lower": 0.4})
+    sweep = a_sweep(folder, reporting(text), [0.3, 0.9], metric="accuracy", search=method, **more)
+    _, trials = run(sweep)
+    journal = optuna.storages.journal.JournalFileBackend(str(folder / "pool/search" / JOURNAL))
+    study = optuna.load_study(study_name=STUDY, storage=optuna.storages.JournalStorage(journal))
+    return trials, [trial.state.name for trial in study.trials]
+
+
+def test_a_trial_that_ends_in_nan_has_diverged(tmp_path: Path) -> None:
+    trials, told = searched(tmp_path, "report(accuracy=0.95)\nreport(accuracy=float('nan'))")
+    assert [(trial.state, trial.value, dict(trial.metrics)) for trial in trials.values()] == [
+        (TrialState.DIVERGED, None, {})
+    ] * 2
+    assert "accuracy" in trials[0].reason
+    assert told == ["FAIL"] * 2
+
+
+def test_a_trial_that_was_nan_for_a_while_has_its_last_value(tmp_path: Path) -> None:
+    trials, told = searched(tmp_path, "report(accuracy=float('nan'))\nreport(accuracy=0.5)")
+    assert [(trial.state, trial.value) for trial in trials.values()] == [(TrialState.FINISHED, 0.5)] * 2
+    assert told == ["COMPLETE"] * 2
+
+
+def test_a_value_that_is_nan_at_a_step_is_pruned(tmp_path: Path) -> None:
+    trials, told = searched(tmp_path, "report(step=1, accuracy=float('nan'))\nwait()\nreport(answer='stop')")
+    assert [trial.state for trial in trials.values()] == [TrialState.PRUNED] * 2
+    assert told == ["PRUNED"] * 2
+
+
+def test_a_trial_that_ignores_a_request_to_stop_is_finished(tmp_path: Path) -> None:
+    trials, told = searched(
+        tmp_path, "x = float(sys.argv[1])\nreport(step=1, accuracy=x)\nx > 0.4 or wait()\nreport(step=2, accuracy=x)"
+    )
+    assert [(trial.state, trial.value) for trial in trials.values()] == [
+        (TrialState.FINISHED, 0.3),
+        (TrialState.FINISHED, 0.9),
+    ]
+    assert told == ["COMPLETE"] * 2
+
+
+def test_a_trial_that_stops_when_it_is_asked_is_pruned(tmp_path: Path) -> None:
+    trials, told = searched(
+        tmp_path, "x = float(sys.argv[1])\nreport(step=1, accuracy=x)\nx > 0.4 or wait() or report(answer='stop')"
+    )
+    assert [trial.state for trial in trials.values()] == [TrialState.PRUNED, TrialState.FINISHED]
+    assert told == ["PRUNED", "COMPLETE"]
+
+
+def test_a_trial_that_is_done_when_it_is_asked_is_finished(tmp_path: Path) -> None:
+    text = "report(step=1, progress=1, accuracy=0.3)\nwait()\nreport(answer='stop')"
+    trials, _ = searched(tmp_path, text)
+    assert [(trial.state, trial.value) for trial in trials.values()] == [(TrialState.FINISHED, 0.3)] * 2
+
+
+def test_a_trial_whose_reports_are_read_after_its_end_is_finished(tmp_path: Path) -> None:
+    trials, _ = searched(tmp_path, "for step in range(9): report(step=step, accuracy=0.3)")
+    assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 2
+
+
+def test_a_trial_has_the_grace_of_the_sweep_file(tmp_path: Path) -> None:
+    text = "report(step=1, accuracy=0.3)\nwait()\ntime.sleep(60)"
+    trials, _ = searched(tmp_path, text, grace_s=0.1)
+    assert [trial.state for trial in trials.values()] == [TrialState.PRUNED] * 2
+    assert max(trial.seconds for trial in trials.values()) < 30
+
+
+def test_a_failure_after_a_request_to_stop_is_pruned(tmp_path: Path) -> None:
+    trials, _ = searched(tmp_path, "report(step=1, accuracy=0.3)\nwait()\nraise SystemExit(1)")
+    assert [trial.state for trial in trials.values()] == [TrialState.PRUNED] * 2
+
+
+def test_a_trial_that_heeds_what_its_report_returns_is_pruned(tmp_path: Path) -> None:
+    (tmp_path / "helios_task.py").write_bytes(Path(helios_task.__file__).read_bytes())
+    text = """
+import helios_task
+for step in range(200):
+    if helios_task.report(step=step, accuracy=0.3):
+        break
+    wait()
+"""
+    trials, _ = searched(tmp_path, text)
+    assert [trial.state for trial in trials.values()] == [TrialState.PRUNED] * 2
+
+
+def test_a_trial_that_trains_on_after_its_answer_is_finished(tmp_path: Path) -> None:
+    text = "report(step=1, accuracy=0.3)\nwait()\nreport(answer='stop')\nreport(step=2, accuracy=0.35)"
+    trials, _ = searched(tmp_path, text)
+    assert [(trial.state, trial.value) for trial in trials.values()] == [(TrialState.FINISHED, 0.35)] * 2

@@ -213,7 +213,7 @@ def test_what_cannot_be_fused_is_said_and_trained_in_turn(mixed: Mixed) -> None:
 
 @pytest.mark.parametrize(
     ("number", "state", "reason"),
-    [(4, "failed", "there is no odd model"), (5, "pruned", "is not finite"), (6, "failed", "'lr'")],
+    [(4, "failed", "there is no odd model"), (5, "diverged", "is not finite"), (6, "failed", "'lr'")],
 )
 def test_a_model_that_fails_or_diverges_leaves_alone(mixed: Mixed, number: int, state: str, reason: str) -> None:
     assert mixed.trials[number].state == state
@@ -323,6 +323,35 @@ def test_a_paused_trial_leaves_its_process_and_later_goes_on(tmp_path: Path) -> 
         assert found[number].state is TrialState.FINISHED
         assert sorted(set(steps(tmp_path, number))) == [*range(15)]
         assert steps(tmp_path, number).count(0) == 1
+
+
+NORMALISED = """
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+class Calls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return inputs
+
+def build(configuration):
+    made = {"weight": lambda: weight_norm(nn.Linear(4, 4)), "spectral": lambda: spectral_norm(nn.Linear(4, 4)),
+            "old": lambda: nn.utils.spectral_norm(nn.Linear(4, 4)), "calls": Calls}
+    return nn.Sequential(made[configuration["model"]["kind"]](), nn.Linear(4, 2))
+"""
+
+
+@pytest.mark.parametrize("kind", ["weight", "spectral", "old", "calls"])
+def test_modules_of_a_class_or_count_of_their_own_are_trained(tmp_path: Path, kind: str) -> None:
+    path = a_sweep(tmp_path, [{"lr": lr, "kind": kind} for lr in (0.1, 0.2, 0.3)], rest="attempts = 1")
+    with (tmp_path / "models.py").open("a") as models:
+        models.write(NORMALISED)
+    _, found = run_sweep(path)
+    assert [trial.state for trial in found.values()] == [TrialState.FINISHED] * 3
+    assert max(trial.attempts for trial in found.values()) <= 2
 
 
 # With a program in place of the one that trains.

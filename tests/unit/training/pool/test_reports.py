@@ -328,6 +328,15 @@ def test_large_events_are_passed_over(tmp_path: Path) -> None:
     assert [(report.step, report.metrics) for report in found] == [(1, {"a": 0.5}), (2, {"a": 0.25})]
 
 
+def test_a_large_event_that_is_still_written_is_passed_over(tmp_path: Path) -> None:
+    whole = record(bytes(reports.STEP)) + record(scalar(1, 0.5))
+    path, reader = tmp_path / "events.out.tfevents.1", EventReader(tmp_path)
+    path.write_bytes(whole[: reports.STEP // 2])
+    assert [reader.read() for _ in range(2)] == [[], []]
+    path.write_bytes(whole)
+    assert [report.metrics for _ in range(2) for report in reader.read()] == [{"a": 0.5}]
+
+
 def test_a_length_that_is_a_lie_reads_nothing(tmp_path: Path) -> None:
     length = struct.pack("<Q", 2**63)
     path = tmp_path / "events.out.tfevents.1"

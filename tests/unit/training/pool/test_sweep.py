@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.pool.search import open_search
-from helios.training.pool.sweep import SearchMethod, TrainingSweep, ValueRange, family, format_value
+from helios.training.pool.sweep import SearchMethod, TrainingSweep, ValueRange, family, format_value, program
 from tests.examples import examples
 from tests.unit.training.pool.sweeps import GRID, Reader, ask_all
 
@@ -132,3 +133,20 @@ def test_what_a_search_may_choose_is_drawn_from_its_space(seed: int, count: int)
 def test_the_grid_is_drawn_in_order(sweep: Callable[[str], TrainingSweep]) -> None:
     read = sweep(GRID)
     assert read.draws(4, seed=0) == [read.combination(number) for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("command", "known_as"),
+    [
+        (("python", "train.py", "{x}"), "CWD/train.py"),
+        (("torchrun", "../src/train.py"), "CWD/../src/train.py"),
+        (("python3.12", "-m", "models.train"), "CWD/models.train"),
+        (("./train", "{x}"), "CWD/train"),
+        (("sh", "-c", "python train.py $1"), "CWD/sh"),
+        (("/opt/train", "{x}"), "/opt/train"),
+        (("lammps", "{x}"), "lammps"),
+    ],
+)
+def test_history_knows_a_program_by_its_path(tmp_path: Path, command: tuple[str, ...], known_as: str) -> None:
+    a_sweep = TrainingSweep(path=tmp_path / "sweep.toml", command=command, parameters={"x": (1,)}, cwd=tmp_path)
+    assert program(a_sweep) == os.path.normpath(known_as.replace("CWD", str(tmp_path)))

@@ -67,6 +67,7 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ("atempts = 3\n" + GRID, 1, "'attempts'"),
         ("attempts = 0\n" + GRID, 1, "attempts"),
         ('attempts = "3"\n' + GRID, 1, "attempts"),
+        ("grace_s = 0\n" + GRID, 1, "grace_s"),
         (GRID + '[search]\nmetric = "a"\ntrails = 3\n', 7, "'trials'"),
         (GRID + "[search]\ntrials = 3\n", 5, "'metric' is missing"),
         (GRID + '[search]\nmetric = "a"\ndirection = "up"\n', 7, "maximize or minimize"),

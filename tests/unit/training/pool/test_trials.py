@@ -43,6 +43,9 @@ import json, os, sys, time
 for step in range(30):
     with open(os.environ["HELIOS_REPORT"], "a") as file:
         file.write(json.dumps({"step": step, "accuracy": float(sys.argv[1])}) + "\\n")
+        if os.path.exists(os.environ["HELIOS_REQUESTS"]):
+            file.write('{"answer": "stop"}\\n')
+            break
     if float(sys.argv[1]) > 0.4:
         break
     time.sleep(0.1)

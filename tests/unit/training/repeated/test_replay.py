@@ -1,5 +1,6 @@
 """The queue replayed with trials that share GPUs, on a cluster small enough to do in one's head."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from helios.app.history import LoadedHistory
 from helios.errors import UsageError
 from helios.model import in_submission_order
+from helios.report.admin.sacct_format import as_parsable
 from helios.training.repeated.replay import PackingCase, find_repeated
 from helios.training.repeated.report import TrialsReport
 from tests.builders import a_job, jobs_frame
@@ -55,7 +57,7 @@ def test_sharing_that_gains_nothing_only_makes_trials_late() -> None:
 def test_names_that_differ_are_packed_at_most() -> None:
     jobs = [*(sent(0, name=f"lr={place}") for place in range(4)), sent(1, user="bob")]
     found = repeated(*jobs)
-    assert [one.gain for one in found.replays] == [None, 1.0, 1.87], "nothing is sure, so only what is possible"
+    assert [one.gain for one in found.replays] == [None, 1.0, 1.26], "nothing is sure, so only what is possible"
     assert found.totals["fusible_hours_low"] == 0
     assert found.totals["fusible_hours_high"] == pytest.approx(400 / 3600)
     assert found.table.rows[["user", "groups", "jobs"]].to_numpy().tolist() == [["alice", 1, 4]]
@@ -115,3 +117,23 @@ def test_a_gain_that_cannot_be_is_refused(gains: tuple[float, float]) -> None:
     with pytest.raises(UsageError) as refused:
         PackingCase(gains=gains)
     assert "--gain" in refused.value.hint
+
+
+def test_trials_that_are_done_later_have_a_sign() -> None:
+    table = repeated(*three_trials_and_another(), gains=(1.0, 2.0)).replay_table()
+    length = next(field for field in table.fields if field.name == "Less")
+    rows = replace(table, rows=table.rows.assign(less_s=-122.0))
+    assert list(as_parsable(rows, [length]))[1:] == ["-00:02:02"] * len(rows.rows)
+
+
+def test_jobs_that_were_submitted_before_the_window_count_with_their_hours() -> None:
+    jobs = [sent(-100, run_time_s=10_000.0) for _ in range(4)]
+    found = repeated(*jobs, sent(1, user="bob"))
+    (row,) = found.table.rows.to_dict("records")
+    assert row["gpu_hours"] > 0
+    assert row["jobs"] == 4
+
+
+def test_the_upper_gain_is_that_of_two_of_the_same_program() -> None:
+    found = repeated(*(sent(0, name=f"lr={place}") for place in range(4)))
+    assert found.gains == (1.0, 1.26)

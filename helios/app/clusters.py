@@ -1,0 +1,125 @@
+"""The cluster that a command is about, and whether a live Slurm stands behind it.
+
+A history that was only loaded from files has no Slurm here: its own end is the present of every question about it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pandas as pd
+
+from helios.config import Settings, SlurmSettings
+from helios.errors import HeliosError, NoSuchCluster
+from helios.metrics.window import RECORD_COLUMNS, record_window
+from helios.slurm.accounting import Accounting
+from helios.slurm.shell import Shell
+from helios.warehouse import Warehouse
+from helios.warehouse.revisions import LIVE_SOURCE
+
+NOT_LIVE = "history, not the live cluster"
+"""What everything that is said of a history is marked with."""
+READ_LATELY = timedelta(days=1)
+"""Age of the last reading up to which another machine seems to read a cluster that has no Slurm here."""
+LAST_WEEKS = timedelta(weeks=4)
+"""Length of a history's window without a start."""
+
+
+def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
+    """Return the row of ``Warehouse.clusters`` for a cluster name.
+
+    None stands for the only cluster.
+
+    Raises
+    ------
+    NoSuchCluster
+        No cluster of that name is loaded, or none was named and several are.
+    """
+    clusters = warehouse.clusters()
+    if clusters.empty:
+        raise NoSuchCluster(
+            "The warehouse holds no history yet.",
+            hint="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
+        )
+    known = ", ".join(clusters["name"])
+    if name is None and (has_jobs := clusters["first_submitted_at"].notna()).any():
+        clusters = clusters[has_jobs]  # the others have refused rows only
+    if name is None and len(clusters) > 1:
+        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", hint="Choose one: --cluster NAME")
+    chosen = clusters if name is None else clusters[clusters["name"] == name]
+    if chosen.empty:
+        raise NoSuchCluster(f"No cluster {name!r} is loaded.", hint=f"Loaded are: {known}")
+    return chosen.iloc[0]
+
+
+def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
+    """Return the last window of the live accounting that was read without a gap."""
+    coverage = warehouse.coverage(cluster)
+    read = coverage[coverage["source"] == LIVE_SOURCE]
+    if read.empty:
+        return None
+    return read["started_at"].iloc[-1].to_pydatetime(), read["ended_at"].iloc[-1].to_pydatetime()
+
+
+def is_live(warehouse: Warehouse, cluster: str, *, slurm: SlurmSettings, now: datetime) -> bool:
+    """Return whether a live Slurm stands behind a loaded cluster.
+
+    A reading of its accounting shows it, unless that is old and this machine has no command of Slurm: one that does not
+    answer is live all the same. A cluster that was never read is live where Slurm's commands here reach it.
+    """
+    shell = Shell(folder=slurm.commands, timeout_s=slurm.timeout_s)
+    read = live_window(warehouse, cluster)
+    try:
+        shell.find("scontrol")
+        return read is not None or Accounting(shell=shell).cluster_name() == cluster
+    except HeliosError:
+        return read is not None and now - read[1] < READ_LATELY
+
+
+def history_alone(settings: Settings, cluster: str | None, *, now: datetime) -> str | None:
+    """Return the name of a loaded cluster without a live Slurm.
+
+    None for a live one, where none is named and Slurm is set up here, and where nothing of that name is loaded.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        By default that of the settings, else the only one.
+
+    Raises
+    ------
+    NoSuchCluster
+        Several are loaded, none is named, and no Slurm is set up here to say which is meant.
+    """
+    cluster = cluster or settings.database.cluster or None
+    if not Warehouse.exists(settings.database.url) or (cluster is None and has_slurm(settings.slurm)):
+        return None
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            row = choose_cluster(warehouse, cluster)
+        except NoSuchCluster:
+            if cluster or warehouse.clusters().empty:
+                return None
+            raise
+        name = str(row["name"])
+        has_jobs = pd.notna(row["first_submitted_at"])
+        return name if has_jobs and not is_live(warehouse, name, slurm=settings.slurm, now=now) else None
+
+
+def has_slurm(slurm: SlurmSettings) -> bool:
+    """Return whether Slurm's commands are here and find a configuration."""
+    try:
+        Shell(folder=slurm.commands, timeout_s=slurm.timeout_s).run("scontrol", "--version")
+    except HeliosError:
+        return False
+    return True
+
+
+def last_weeks(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
+    """Return the last weeks of the complete part of a history.
+
+    None without any job.
+    """
+    jobs = warehouse.jobs(cluster, columns=list(RECORD_COLUMNS))
+    record = record_window(jobs, asked=live_window(warehouse, cluster))
+    return None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)
