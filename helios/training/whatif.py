@@ -155,7 +155,7 @@ def pool_whatif(
 def _expect(
     model: TrialModel, own_program: str, memory_mib: float | None, trials: Sequence[Trial], runs: Sequence[TrialRun]
 ) -> list[TrialForecast]:
-    """Return a forecast of each trial, with the memory that the sweep file tells as a pool does."""
+    """Return a forecast of each trial, with the sweep file's memory."""
     found = model.expect(own_program, trials, runs)
     return [replace(each, memory_p95_mib=each.memory_p95_mib or memory_mib) for each in found]
 

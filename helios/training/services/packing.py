@@ -49,7 +49,7 @@ LONG = 0.5
 """A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
 SAMPLE_S, SETTLED_S = 90.0, 60.0
 """Time after a start in which a speed is usually known, and after which a trial without reports has none, s."""
-CLEAR = 0.7
+CLEAR = 0.75
 """Mean speed beside another, as a share of that alone, from which sharing gains clearly, so that speeds alone are not
 worth a wait, and no trial is paused for them."""
 MOST_WAITING, MOST_SAMPLING = 0.02, 0.12
@@ -269,7 +269,7 @@ class _Decision:
         self._heads = np.array([self._head(cls) for cls in range(self.speeds.rates.shape[1])]).reshape(-1, 4)
 
     def _head(self, cls: int) -> tuple[float, float, float, float]:
-        """Return what the next trial of a class needs, with its work left, its urgency and its turn."""
+        """Return the memory, work left, urgency and turn of a class's next trial."""
         queue = self.queue.get(cls)
         if not queue:
             return math.inf, math.inf, 0.0, math.inf
@@ -368,7 +368,7 @@ class _Decision:
             self.start(trial, device, "a device is free", limit_mib=None if _ran_out_twice(trial) else limit_mib)
 
     def join(self, device: Device) -> bool:
-        """Add a trial to a device if that is worth it, and return whether it was."""
+        """Add a trial to a device, and return whether that is worth it."""
         trials = self.trials_on[device.name]
         group = self.group_index(trials) if trials else None
         room_mib = device.memory_mib - sum(map(self.reserved_mib, trials))
@@ -402,7 +402,7 @@ class _Decision:
     def _lateness_of_all(
         self, trials: Sequence[Trial], classes: NDArray[np.intp], larger: NDArray[np.intp]
     ) -> NDArray[np.float64]:
-        """Return the lateness of trials with the next one of each class, as :meth:`lateness` does."""
+        """Return the lateness of trials with the next one of each class."""
         if not self.mean_length_s or not self.planned_s:
             return np.zeros(len(classes))
         counts, rates = Counter(map(self.class_of, trials)), np.maximum(1e-6, self.speeds.rates[larger])
@@ -497,7 +497,7 @@ class _Decision:
         return closed
 
     def sample(self, device: Device) -> bool:
-        """Have a device run a trial alone whose speed alone is not known, and return whether it does."""
+        """Run a trial alone to measure it, and return whether that is done."""
         trials = self.trials_on[device.name]
         if not trials or any(self.left_s(trial) < 2 * SAMPLE_S for trial in trials):
             return False
@@ -657,13 +657,13 @@ class _Decision:
         return bool(self.mean_length_s) and self.left_s(trial) > LONG * self.planned_s
 
     def turn(self, trial: Trial) -> tuple[float, float, int]:
-        """Return what orders trials of a class, urgent ones first and then the shortest."""
+        """Return the order of a class's trials, urgent ones and then short ones first."""
         return -round(self.urgency(trial), 2), 0.0 if self.loses else self.left_s(trial), trial.number
 
     def can_wait(self, trial: Trial) -> bool:
-        """Return whether a trial is longer than the mean and not urgent, so that others give results first.
+        """Return whether a trial is long and not urgent.
 
-        Where sharing loses none waits, as all families are to be known early instead.
+        Others give results first then. Where sharing loses none waits, as all families are to be known early instead.
         """
         return not self.loses and self.left_s(trial) > 1.001 * self.mean_length_s > 0 and not self.urgency(trial)
 
@@ -774,7 +774,7 @@ def _shares(measured: Iterable[SharedSpeed]) -> list[float]:
 
 
 def _usual_share(shares: Sequence[float]) -> float:
-    return (PRIOR_SPEED + sum(shares)) / (1 + len(shares))
+    return sum(shares) / len(shares) if shares else PRIOR_SPEED
 
 
 def _names(trials: Iterable[Trial]) -> str:

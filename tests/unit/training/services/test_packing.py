@@ -324,23 +324,24 @@ def test_where_unlike_pairs_gain_it_finds_them() -> None:
 def test_where_all_pairs_gain_it_is_not_behind_fixed_sharing(seconds: float, reports: bool) -> None:
     """It was .85 of exclusive devices where fixed sharing was .55, as each family ran alone first."""
     random = np.random.default_rng(1)
-    profiles = PairProfiles(
-        families=tuple("abcdefghijkl"), alone=np.full(12, 9.0), beside=random.uniform(0.8, 1.0, (12, 12))
-    )
     devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(4)]
-    trials = [
-        SimulatedTrial(
-            family=place % 12, seconds=seconds * (0.7 + place % 12 / 20), memory_mib=4_000.0, reports=reports
+    ratios = []
+    for _ in range(4):
+        profiles = PairProfiles(
+            families=tuple("abcdefghijkl"), alone=np.full(12, 9.0), beside=random.uniform(0.8, 1.0, (12, 12))
         )
-        for place in range(64)
-    ]
-    fixed, ours = (SimulatedPool(trials, devices, profiles).run(rule) for rule in (share_fixed(2), SERVICE.decide))
-    assert ours.makespan_s <= 1.02 * fixed.makespan_s
-    assert ours.mean_result_s <= 1.02 * fixed.mean_result_s
+        lengths = seconds * np.exp(random.normal(0, 0.4, 12))
+        trials = [
+            SimulatedTrial(family=int(at), seconds=float(lengths[at]), memory_mib=4_000.0, reports=reports)
+            for at in random.integers(0, 12, 64)
+        ]
+        fixed, ours = (SimulatedPool(trials, devices, profiles).run(rule) for rule in (share_fixed(2), SERVICE.decide))
+        ratios.append((ours.makespan_s / fixed.makespan_s, ours.mean_result_s / fixed.mean_result_s))
+    assert max(np.mean(ratios, axis=0)) <= 1.02
 
 
 def test_a_decision_for_many_idle_devices_is_fast() -> None:
-    """It took 2.5 s of the CPU when each device compared all pairs anew, and takes about 0.07 s."""
+    """It took 1 to 2.5 s of the CPU when each device compared all pairs anew, and takes about 0.07 s."""
     families = [f"f{place}" for place in range(40)]
     trials = [waiting(number, families[number % 40], parameters={"width": number % 40}) for number in range(1_000)]
     measured = [SharedSpeed(family=name, beside=(), steps_per_s=10.0, samples=3) for name in families]
