@@ -27,7 +27,10 @@ rm -rf "$packages"/bin "$packages"/pyarrow/include "$packages"/pyarrow/src "$pac
 find "$packages" -type d \( -name tests -o -name test \) ! -path "$packages/helios/*" -prune -exec rm -rf {} +
 find "$packages" \( -name '*.pyi' -o -name '*.h' -o -name '*.hpp' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \
   -o -path '*/fontTools/*.c' -o -path '*/pyarrow/*flight*' \) -type f -delete
-command -v strip >/dev/null && strip --strip-unneeded "$packages/llvmlite/binding/libllvmlite.so"
+# Those that their makers have left with symbols.
+for library in llvmlite fontTools kiwisolver matplotlib contourpy; do
+  find "$packages/$library" -name '*.so' -exec strip --strip-unneeded {} +
+done
 printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$release" >"$home/pyvenv.cfg"
 ln -s "/usr/bin/python$release" "$home/bin/python3"
 printf '#!%s/bin/python3\nimport sys\n\nfrom helios.cli.main import main\n\nsys.exit(main())\n' "$prefix" >"$home/bin/helios"
@@ -63,6 +66,7 @@ found = [path for path in compiled.glob("*/*") if path.is_dir()]
 for path in found:
     path.rename(path.with_name(names[path.name]))
 END
+find "$home/compiled" -exec touch --reference "$home/pyvenv.cfg" {} +
 "$python" "$here/bytecode.py" "$packages"
 
 if command -v rpmbuild >/dev/null; then

@@ -14,8 +14,8 @@ from importlib.util import source_hash
 from pathlib import Path
 
 WITH_SOURCES = {"helios", "ClusterShell", "psycopg", "psycopg_binary"}
-WITH_DOCSTRINGS = {"numpy"}
-"""Edits its docstrings when it is imported, and refuses to do without."""
+WITH_DOCSTRINGS = {"numpy", "lightgbm"}
+"""Edit their docstrings when they are imported, and refuse to do without."""
 
 
 def without_docstrings(source: bytes) -> ast.Module:

@@ -113,7 +113,7 @@ class NightlyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """Report of an earlier night, with its mail and files."""
+    """Report of an earlier night, with the text of its mail."""
 
     subject: str
     text: str

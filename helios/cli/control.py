@@ -158,19 +158,18 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the services and their modes, or set the mode of one.
+    """Show the services and their modes, or set a mode.
 
-    It limits what the service may change.
-
-    Without a service it lists all that are installed, with their options; for a broken one it says why it cannot be
-    used. off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would
-    have done. canary: it acts on some jobs or nodes. active: it acts on all. A new mode holds from the service's next
-    cycle on.
+    A mode limits what a service may change. Without a service it lists all that are installed, with their options; for
+    a broken one it says why it cannot be used. off: the service is not asked. shadow: it is asked, nothing is written,
+    and the audit log says what it would have done. canary: it acts on some jobs or nodes. active: it acts on all. A new
+    mode holds from the service's next cycle on.
 
     Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
-    from helios.app.live_cluster import configured_services, refuse_unknown_partitions  # noqa: PLC0415 - as above
+    from helios.app.live_cluster import refuse_unknown_partitions  # noqa: PLC0415 - as above
     from helios.app.modes import current_modes, set_mode  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
     from helios.services.registry import domain_of  # noqa: PLC0415 - as above
 
     settings, partitions = configuration().settings, split_words(partition)
@@ -349,8 +348,8 @@ def resume_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Example: helios resume
     """
     from helios.app.controllers import JOBS_MEMORY, delete_damaged_state  # noqa: PLC0415 - as above
-    from helios.app.live_cluster import configured_services  # noqa: PLC0415 - as above
     from helios.app.modes import PAUSE_FILE, current_modes, resume, resume_here, still_paused  # noqa: PLC0415 - as above
+    from helios.app.services import configured_services  # noqa: PLC0415 - as above
     from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
 
     settings = configuration().settings

@@ -80,7 +80,7 @@ GROUPS = {
         ),
         "mode": (
             "cli.control:mode_",
-            "Show the services and their modes, or set the mode of one.",
+            "Show the services and their modes, or set a mode.",
         ),
         "pause": ("cli.control:pause_", "Stop Helios at once and revert everything it set."),
         "resume": ("cli.control:resume_", "Let Helios act again after a pause."),

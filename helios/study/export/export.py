@@ -6,7 +6,7 @@ remains and on what was lost; its key stays at the site.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from helios.errors import RiskTooHigh
 from helios.ports import Progress, no_progress
 from helios.study.export.anonymous import (
     WEEK_S,
-    Anonymised,
     Coarseness,
     anonymise,
     clock_offset_s,
@@ -37,11 +36,11 @@ from helios.study.export.files import (
     write_layouts,
 )
 from helios.study.export.key import choose_key, key_fingerprint, new_key_file
-from helios.study.export.reidentification import Risk, assess_risk, traced_share
+from helios.study.export.reidentification import Risk, assess_risk
 from helios.study.export.request import LOSS, RISK, RISK_BOUND, ExportRequest
-from helios.units import DAY_S, HOUR_S, percent
+from helios.units import DAY_S, percent
 
-COARSER_S = (600, HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
+COARSER_S = {"1d": DAY_S, "7d": WEEK_S}
 BLURS = ((1.0, False), (1.0, True), (0.1, True), (0.05, True), (0.02, True), (0.0, True))
 """Values of ``most_given`` and ``limits_by_kind``, tried until the risk is below the bound. The first leaves no job out
 and lets limits nearly as they are; each blurs more than the one before."""
@@ -131,35 +130,23 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
 def _anonymise(
     history: LoadedHistory, jobs: pd.DataFrame, key: bytes, request: ExportRequest, progress: Progress
 ) -> tuple[pd.DataFrame, Risk]:
-    steps = {"offset_s": clock_offset_s(jobs, history.timezone)}
-    weeks = shift_weeks(jobs, key, history.timezone)
-    found: list[tuple[Anonymised, Risk]] = []
+    coarseness = Coarseness(round_s=request.round_s, timezone=history.timezone)
+    offset_s, weeks = clock_offset_s(jobs, history.timezone), shift_weeks(jobs, key, history.timezone)
+    log, found = coarsen(history.jobs, coarseness, like=jobs), list[Risk]()
     for number, (most_given, limits_by_kind) in enumerate(BLURS):
         progress("Anonymising", number / len(BLURS))
-        how = Coarseness(
-            round_s=request.round_s,
-            most_given=most_given,
-            limits_by_kind=limits_by_kind,
-            timezone=history.timezone,
-        )
+        how = replace(coarseness, most_given=most_given, limits_by_kind=limits_by_kind)
         made = anonymise(jobs, key, how)
         if made.jobs.empty:
             break
-        log = coarsen(history.jobs, how, like=jobs)
-        found.append((made, assess_risk(made, jobs, log, round_s=request.round_s, weeks=weeks, **steps)))
-        if request.accept_risk or found[-1][1].highest <= RISK_BOUND:
+        found.append(assess_risk(made, jobs, log, round_s=request.round_s, offset_s=offset_s, weeks=weeks))
+        if request.accept_risk or found[-1].highest <= RISK_BOUND:
             progress("Anonymising", 1.0)
-            return made.jobs, found[-1][1]
-    made, risk = found[0]
-    coarser = {
-        step_s: traced_share(made, round_s=step_s, **steps)
-        for step_s in COARSER_S
-        if step_s > request.round_s and step_s % request.round_s == 0
-    }
-    raise _risk_error(risk, coarser)
+            return made.jobs, found[-1]
+    raise _risk_error(found[0], request.round_s)
 
 
-def _risk_error(risk: Risk, coarser: dict[int, float]) -> RiskTooHigh:
+def _risk_error(risk: Risk, round_s: int) -> RiskTooHigh:
     ways = {
         "who knows size and submission of a job": risk.traced,
         "who has a list of each user's jobs or hours": risk.by_usage_list,
@@ -167,20 +154,13 @@ def _risk_error(risk: Risk, coarser: dict[int, float]) -> RiskTooHigh:
         "who has the first half of the site's log": risk.by_half_a_log,
     }
     too_much = [f"{who}, {percent(claim.jobs)} of the jobs" for who, claim in ways.items() if claim.jobs > RISK_BOUND]
-    if risk.users < FEWEST_USERS:
+    if 0 < risk.users < FEWEST_USERS:
         too_much.append(f"who is one of the only {risk.users} users")
-    steps = "; ".join(f"--round {_format_step(step_s)}: {percent(share)}" for step_s, share in coarser.items())
-    hint = f"Coarser times make jobs harder to know by their submission: {steps}. " if steps else ""
+    coarser = " or ".join(name for name, step_s in COARSER_S.items() if step_s > round_s)
+    hint = f"Coarser times make jobs harder to know by their submission: --round {coarser}. " if coarser else ""
     return RiskTooHigh(
         f"Nothing was exported. Too many jobs can be given back to their user: by somebody {'; '.join(too_much)}. The "
         f"bound is {percent(RISK_BOUND)}, and leaving jobs out did not reach it.",
         hint=hint + "A longer window has more users to hide among: --from, --to. --accept-risk exports nevertheless, "
         "for people whom you trust.",
     )
-
-
-def _format_step(step_s: int) -> str:
-    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h")):
-        if step_s % unit_s == 0:
-            return f"{step_s // unit_s}{unit}"
-    return f"{step_s // 60}min"

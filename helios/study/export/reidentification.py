@@ -35,37 +35,22 @@ _SAMPLE = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linkage:
-    """Exported jobs that match exactly one job of the site's log.
-
-    No other exported job matches it.
+class Found:
+    """What an attack finds.
 
     Attributes
     ----------
     jobs : float
-        Their share.
+        Share of the exported jobs.
     users : float
-        Share of the users who have such a job.
+        Share of the exported users.
     """
 
     jobs: float
     users: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """Jobs that an attack rightly claims for their user.
-
-    Attributes
-    ----------
-    jobs : float
-        Their share of the exported jobs.
-    users : float
-        Share of the users for whom the attack is right on more than half of what it claims.
-    """
-
-    jobs: float
-    users: float
+NOTHING = Found(jobs=0.0, users=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,38 +65,39 @@ class Risk:
         Jobs that were left out to hide their users.
     unique_jobs : float
         Share of the jobs whose size and submission, as far as it is true, no other job has.
-    traced : Claim
+    traced : Found
         By size and submission, of jobs of which no other user has the same of both.
-    by_usage_list : Claim
+    by_usage_list : Found
         By a list of the jobs, GPU hours and CPU hours of each user, whichever gives most: a pseudonym is claimed for
         the user whose figure is nearest.
-    by_known_jobs : Claim
+    by_known_jobs : Found
         By size, run time and state of three jobs of each user: if only one pseudonym has all three, its jobs are
         claimed; or the jobs with pseudonym and request of one of them that only one pseudonym has, whichever gives
         more.
-    by_half_a_log : Claim
+    by_half_a_log : Found
         By the site's own log of the first half of the jobs: later ones are claimed for the user who had most of the
         same pseudonym and request before.
     shifts_tried : int
         Numbers of weeks by which the export and the site's own log overlap.
     shift_found : bool
         Whether the log shows by how many weeks the export was moved.
-    by_size_and_submission, by_size_and_all_times : Linkage
-        What then matches between export and log: by the submission alone, and by submission, wait and run time.
+    by_size_and_submission, by_size_and_all_times : Found
+        Exported jobs that then match exactly one job of the log, and no other of the export: by the submission alone,
+        and by submission, wait and run time; and users who have such a job.
     """
 
     jobs: int
     users: int
     left_out: int
     unique_jobs: float
-    traced: Claim
-    by_usage_list: Claim
-    by_known_jobs: Claim
-    by_half_a_log: Claim
+    traced: Found
+    by_usage_list: Found
+    by_known_jobs: Found
+    by_half_a_log: Found
     shifts_tried: int
     shift_found: bool
-    by_size_and_submission: Linkage
-    by_size_and_all_times: Linkage
+    by_size_and_submission: Found
+    by_size_and_all_times: Found
 
     @property
     def highest(self) -> float:
@@ -160,7 +146,7 @@ def assess_risk(
         users=len(np.unique(owner[owner >= 0])),
         left_out=made.left_out,
         unique_jobs=float((np.bincount(cells)[cells] == 1).mean()),
-        traced=Claim(jobs=float(traced.mean()), users=_share_of_users(traced, owner)),
+        traced=Found(jobs=float(traced.mean()), users=_share_of_users(traced, owner)),
         by_usage_list=_by_usage_list(made, jobs),
         by_known_jobs=_by_known_jobs(made),
         by_half_a_log=_by_half_a_log(made),
@@ -171,17 +157,11 @@ def assess_risk(
     )
 
 
-def traced_share(made: Anonymised, *, round_s: int, offset_s: int) -> float:
-    """Return the share of traced jobs with coarser times."""
-    cells = number_rows(_known_attributes(made.jobs, round_s=round_s, offset_s=offset_s)[_SEEN])
-    return float(_has_single_owner(cells, made.owner).mean())
-
-
 def _pseudonyms(jobs: pd.DataFrame) -> NDArray[np.int64]:
     return jobs["user"].cat.codes.to_numpy().astype(np.int64)
 
 
-def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Claim:
+def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Found:
     """Return what comes of claims.
 
     Columns are the number of a job in the export, the user that it is claimed for, and the group of claims that are
@@ -191,18 +171,18 @@ def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Claim:
     groups = right.groupby([rows["claimed"], rows["group"]]).agg(["sum", "mean"])
     groups = groups[groups["mean"] > MOST_OF_ONE]
     users, found = len(np.unique(owner[owner >= 0])), groups.index.get_level_values("claimed").nunique()
-    return Claim(jobs=float(groups["sum"].sum()) / len(owner), users=found / users if users else 0.0)
+    return Found(jobs=float(groups["sum"].sum()) / len(owner), users=found / users if users else 0.0)
 
 
-def _claim_groups(who: pd.Series[Any], groups: pd.Series[Any], owner: NDArray[np.int64]) -> Claim:
+def _claim_groups(who: pd.Series[Any], groups: pd.Series[Any], owner: NDArray[np.int64]) -> Found:
     """Return what comes of claiming groups of jobs for the users that ``who`` names."""
     rows = pd.DataFrame({"job": groups.index, "claimed": groups.map(who), "group": groups})
     return _claim(rows.dropna().astype(np.int64), owner)
 
 
-def _by_usage_list(made: Anonymised, jobs: pd.DataFrame) -> Claim:
+def _by_usage_list(made: Anonymised, jobs: pd.DataFrame) -> Found:
     """Claim each pseudonym for the user whose figure is nearest."""
-    claims, pseudonyms = [Claim(jobs=0.0, users=0.0)], _pseudonyms(made.jobs)
+    claims, pseudonyms = [NOTHING], _pseudonyms(made.jobs)
     for name in ("jobs", "gpus", "cpus"):
         published, given = (
             _logs_of_use(frame, who, name) for frame, who in ((jobs, owners(jobs)), (made.jobs, pseudonyms))
@@ -222,7 +202,7 @@ def _logs_of_use(jobs: pd.DataFrame, who: NDArray[np.int64], name: str) -> pd.Se
     return pd.Series(np.log(use.to_numpy()), index=use.index)
 
 
-def _by_known_jobs(made: Anonymised) -> Claim:
+def _by_known_jobs(made: Anonymised) -> Found:
     """Claim what three jobs of each user lead to."""
     owner, random = made.owner, np.random.default_rng(0)
     jobs = pd.DataFrame(
@@ -234,7 +214,7 @@ def _by_known_jobs(made: Anonymised) -> Claim:
         }
     )
     cells = jobs[["cell", "group"]].drop_duplicates()
-    claims = [Claim(jobs=0.0, users=0.0)]
+    claims = [NOTHING]
     for _ in range(DRAWS):
         order = random.permutation(np.flatnonzero(owner >= 0))
         known = pd.DataFrame({"claimed": owner[order], "job": order}).groupby("claimed").head(KNOWN_JOBS)
@@ -251,7 +231,7 @@ def _by_known_jobs(made: Anonymised) -> Claim:
     return max(claims, key=lambda claim: claim.jobs)
 
 
-def _by_half_a_log(made: Anonymised) -> Claim:
+def _by_half_a_log(made: Anonymised) -> Found:
     """Claim later jobs for who had most jobs of the same pseudonym and request before."""
     groups, half = number_rows(made.jobs[["user", *_REQUEST]]), len(made.owner) // 2
     before = count_by_owner(groups[:half], made.owner[:half]).drop_duplicates("kind")
@@ -298,8 +278,8 @@ def _share_of_users(jobs: NDArray[np.bool_], owners: NDArray[np.int64]) -> float
     return len(np.unique(owners[jobs & (owners >= 0)])) / len(users) if len(users) else 0.0
 
 
-def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Linkage:
+def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Found:
     cells = number_rows(pd.concat([exported, log], ignore_index=True))
     counts, log_counts = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
     linked = ((counts == 1) & (log_counts == 1))[cells[: len(exported)]]
-    return Linkage(jobs=float(linked.mean()), users=_share_of_users(linked, owners))
+    return Found(jobs=float(linked.mean()), users=_share_of_users(linked, owners))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helios.study.export.anonymous import Anonymised
 from helios.study.export.cohorts import owners
-from helios.study.export.reidentification import Risk, assess_risk, traced_share
+from helios.study.export.reidentification import Risk, assess_risk
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
 
@@ -140,13 +140,17 @@ def test_another_log_does_not_show_the_shift():
     assert not risk_of(jobs, log, weeks=7).shift_found
 
 
+def traced(jobs: pd.DataFrame, hours: int, offset_s: int = 0) -> float:
+    steps = {"round_s": hours * HOUR_S, "offset_s": offset_s}
+    return assess_risk(exported(jobs), jobs, jobs, weeks=0, **steps).traced.jobs
+
+
 @pytest.mark.parametrize(("hours", "share"), [(1, 1.0), (2, 0.0), (24, 0.0)])
 def test_coarser_times_hide_more(hours, share):
-    jobs = a_world(("ann", 1, 0), ("bob", 1, 1))
-    assert traced_share(exported(jobs), round_s=hours * HOUR_S, offset_s=0) == share
+    assert traced(a_world(("ann", 1, 0), ("bob", 1, 1)), hours) == share
 
 
 def test_days_are_those_of_the_cluster_s_clock():
     jobs = a_world(("ann", 1, 22), ("bob", 1, 25))
-    assert traced_share(exported(jobs), round_s=24 * HOUR_S, offset_s=0) == 1
-    assert traced_share(exported(jobs), round_s=24 * HOUR_S, offset_s=2 * HOUR_S) == 0
+    assert traced(jobs, 24) == 1
+    assert traced(jobs, 24, offset_s=2 * HOUR_S) == 0
