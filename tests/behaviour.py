@@ -190,7 +190,7 @@ COMMANDS = (
         after="trace-load-swf",
         words="whatif --cluster kth --nodes 100 --gpus-per-node 1 --from 1997-01-06 --to 1997-02-05 --json",
     ),
-    Command(name="why-replayed", words="why 11586 --cluster venus --nodes 14 --policy qssf --json"),
+    Command(name="why-replayed", words="why 11586 --cluster venus --nodes 80 --policy fifo --json"),
     Command(
         name="whatif-slurm",
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "

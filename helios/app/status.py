@@ -40,7 +40,7 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
     cluster : str, optional
         None for the default or else the only one of the warehouse.
     """
-    name = cluster or only_name(settings)
+    name, url = cluster or only_name(settings), settings.database.url
     checks: dict[str, Callable[[], Iterator[PreflightFinding]]] = {
         "daemon": lambda: check_daemon(settings, now),
         "services": lambda: _current_modes(settings, name),
@@ -49,8 +49,12 @@ def status(settings: Settings, *, cluster: str | None, now: datetime) -> list[Pr
         "model": lambda: check_model(settings, name, now, reads=False),
     }
     if name and history_alone(settings, name, now=now):
+        # A daemon that ran here, and a pause, are of this machine, whatever history is asked for.
+        folder = Path(settings.control.state_folder)
+        here = {"daemon": (folder / HEALTH_FILE).exists(), "services": bool(is_paused(url, name, folder))}
         checks = {
             "slurm": lambda: iter([make_finding("slurm", OK, f"none here: {name} is {NOT_LIVE}")]),
+            **{line: checks[line] for line, is_shown in here.items() if is_shown},
             "history": lambda: _span(settings, name),
             "model": checks["model"],
         }

@@ -40,7 +40,7 @@ def test_the_runs_of_a_job_are_listed_without_a_live_cluster(helios: Helios) -> 
 
 def test_an_answer_from_the_history_alone_says_so(helios: Helios) -> None:
     out = helios("why", "7", "--cluster", "west").out
-    assert "It was run 2 times" in out and "This is from the history alone" in out
+    assert "It was run 2 times" in out and "west is history, not the live cluster." in out
 
 
 def test_a_job_of_a_federation_is_named_with_its_cluster(helios: Helios) -> None:

@@ -14,6 +14,7 @@ import pytest
 from helios.choices import Domain
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.warehouse import Warehouse
+from helios.warehouse.revisions import LIVE_SOURCE
 from tests.story.shell import Helios, shell
 
 
@@ -103,6 +104,9 @@ def test_a_cluster_that_a_helios_acts_on_is_neither_removed_nor_renamed(site: He
 
 def test_the_status_has_five_lines_and_asks_no_slurm(site: Helios, tmp_path: Path) -> None:
     site("trace", "load", "day1.csv", "--cluster", "venus")
+    now = datetime.now(UTC)
+    with Warehouse.open(f"sqlite:///{tmp_path}/helios.db") as warehouse:
+        warehouse.add_coverage("venus", source=LIVE_SOURCE, started_at=now, ended_at=now, read_at=now)
     lines = site("status").out.splitlines()
     assert [line.split()[0] for line in lines] == ["daemon", "services", "cycle", "history", "model"]
     (tmp_path / "state").mkdir(exist_ok=True)
@@ -110,3 +114,11 @@ def test_the_status_has_five_lines_and_asks_no_slurm(site: Helios, tmp_path: Pat
     found = {it["check"]: it for it in site("status", "--json").json}
     assert found["services"]["message"].startswith("paused")
     assert found["services"]["hint"] == "To go on: helios resume"
+
+
+def test_a_pause_shows_in_the_status_of_a_history_too(site: Helios, tmp_path: Path) -> None:
+    site("trace", "load", "day1.csv", "--cluster", "venus")
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "PAUSED").touch()
+    lines = site("status").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["slurm", "services", "history", "model"]

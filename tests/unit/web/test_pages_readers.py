@@ -341,7 +341,7 @@ def test_a_strangers_request_costs_the_same_whosever_the_job_is(
             assert work.of(web, job)[1:4] == (1, 1, 200)
 
 
-def test_where_the_queue_cannot_be_read_every_job_is_answered_alike(shared: SharedSite) -> None:
+def test_where_the_queue_cannot_be_read_only_own_jobs_of_the_history_are_told(shared: SharedSite) -> None:
     def unreachable(_: Any) -> LiveCluster:
         raise ClusterUnavailable("slurmctld does not answer")
 
@@ -349,9 +349,11 @@ def test_where_the_queue_cannot_be_read_every_job_is_answered_alike(shared: Shar
     site = Site(shared.fake_site.settings, clock=lambda: shared.fake_site.cluster.now, operations=operations)
     application = web_application(site, Access(token=JSON["Authorization"].removeprefix("Bearer "), **PROXY))
     with TestClient(application, base_url="http://127.0.0.1") as web:
-        jobs = ("404404", *(jobs[user] for jobs in (shared.waiting, shared.ended) for user in ("bob", "eve")))
+        jobs = ("404404", shared.ended["bob"], *shared.waiting.values())
         told = [web.get(f"/jobs/{job}", headers={**JSON, "X-Remote-User": "eve"}) for job in jobs]
+        own = web.get(f"/jobs/{shared.ended['eve']}", headers={**JSON, "X-Remote-User": "eve"})
     assert {(one.status_code, one.text) for one in told} == {(503, told[0].text)}
+    assert (own.status_code, own.json()["user"]) == (200, "eve")
 
 
 def test_where_the_history_cannot_be_read_every_job_is_answered_alike(
