@@ -2,6 +2,8 @@
 
     python -m benchmarks.packing [--gpus v100,p100,k80] [--mixes shape,one,several] [--arrivals once,time]
         [--draws 0-19] [--processes 2] [--results FILE.jsonl] [--profiles FILE.csv] [decision]
+    python -m benchmarks.packing --gpus lucid-judged --profiles FOLDER --arrivals once --draws 0-9
+        --mixes several,four,one,shape,short,silent,seeds
 
 With ``--results`` a run that was ended goes on with the draws that are missing there. Set ``OPENBLAS_NUM_THREADS=1``:
 matrices are small, and more threads only wait for each other.
@@ -12,6 +14,12 @@ Beyond pairs nothing was measured, so a device runs its pairs in turn there (fix
 Memory was not published either: it is chosen so that the pairs that were measured fit and the others do not. Lengths
 follow from the family (lognormal, median 20 min, sigma .5) and vary by 10 % within it, since trials of a sweep train
 for the same number of epochs. Constants were chosen on draws 100 to 103 and 200 to 205; 0 to 19 are judged.
+
+``lucid-judged`` and ``lucid-tuned`` are the pairs that Lucid (ASPLOS'23, doi 10.5281/zenodo.7275326) measured on a card
+of 24 GB; the folder has its ``colocate_info.csv`` and ``single_data.csv``. There are more sweeps there: of ``four``
+families, of ``short`` trials (mean 180 s), of programs that report nothing (``silent``), and of trials that differ in
+the seed alone (``seeds``), with the families that a pool makes of them. Constants were chosen on the models of
+``TUNED``, with draws from 100 on; the other models and draws 0 to 9 are judged.
 
 Two oracles are the best of several plans each: ``speeds`` knows every pair's speed, memory, and each family's mean
 length; ``oracle`` also how long each single trial takes, which nobody can know before it ran.
@@ -24,16 +32,18 @@ import json
 import re
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
+from helios.training.pool.sweep import TrainingSweep, family
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.simulator import (
     PairProfiles,
@@ -49,14 +59,42 @@ from tests.traces import TRACES
 PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"
 """Beside the traces' folder, which HELIOS_TRACES names."""
 MEMORY_MIB = {"k80": 12_288.0, "p100": 16_384.0, "v100": 16_384.0}
-MIXES = ("shape", "one", "several")
+MIXES = ("shape", "one", "several", "four", "short", "silent", "seeds")
+LUCID, LUCID_MIB = ("lucid-tuned", "lucid-judged"), 24_576.0
+TUNED = ("LSTM", "MobileNetV2", "PPO", "PointNet", "VGG")
+"""Models of Lucid on which constants were chosen."""
 TRIALS, DEVICES = 64, 4
 
 
 def parameters(family: str) -> dict[str, Any]:
     """Return the parameters that a family's name tells."""
-    found = re.fullmatch(r"(.*) \(batch size (\d+)\)", family)
-    return {"model": found[1], "batch_size": int(found[2])} if found else {"model": family}
+    found = re.fullmatch(r"(.*?)(, AMP)? \(batch size (\d+)\)", family)
+    if found is None:
+        return {"model": family}
+    return {"model": found[1], "batch_size": int(found[3])} | ({"amp": 1} if found[2] else {})
+
+
+def read_lucid(folder: Path, *, tuned: bool) -> tuple[PairProfiles, NDArray[np.float64]]:
+    """Return Lucid's pairs and the memory of each family, MiB, of the models ``TUNED`` or of the others."""
+    single = pd.read_csv(folder / "single_data.csv")
+    pairs = pd.read_csv(folder / "colocate_info.csv")
+
+    def name(rows: pd.DataFrame, end: str = "") -> pd.Series[str]:
+        amp = np.where(rows[f"amp{end}"] == 1, ", AMP", "")
+        return rows[f"model{end}"] + amp + " (batch size " + rows[f"batchsize{end}"].astype(str) + ")"
+
+    single["family"], pairs["one"], pairs["two"] = name(single), name(pairs, "1"), name(pairs, "2")
+    measured = set(pairs["model1"]) - {"NeuMF"}  # which was measured beside itself alone
+    taken = single[single["model"].isin(TUNED if tuned else measured - set(TUNED))].set_index("family")
+    table = pd.concat(
+        [
+            pairs.rename(columns={"one": "own", "two": "other", "speed1": "speed"})[["own", "other", "speed"]],
+            pairs.rename(columns={"two": "own", "one": "other", "speed2": "speed"})[["own", "other", "speed"]],
+        ]
+    ).pivot_table(index="own", columns="other", values="speed")
+    families = tuple(taken.index)
+    beside = table.reindex(index=families, columns=families).to_numpy(dtype=np.float64)
+    return PairProfiles(families=families, alone=taken["speed"].to_numpy(), beside=beside), taken["gmem"].to_numpy()
 
 
 def infer_memory(profiles: PairProfiles, memory_mib: float) -> NDArray[np.float64]:
@@ -90,20 +128,36 @@ def infer_memory(profiles: PairProfiles, memory_mib: float) -> NDArray[np.float6
     return np.asarray(answer.x[:count] * memory_mib)
 
 
+def split_families(trials: list[Any], profiles: PairProfiles) -> tuple[list[Any], PairProfiles]:
+    """Return trials with a seed each, and the families that a pool makes of them."""
+    sweep = TrainingSweep(path=Path("sweep.toml"), command=("train.py",), parameters={}, cwd=Path())
+    seeded = [replace(trial, parameters={**trial.parameters, "seed": seed}) for seed, trial in enumerate(trials)]
+    names = [family(sweep, trial.parameters) for trial in seeded]
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    count, own = len(places), trials[0].family
+    return [replace(trial, family=places[name]) for trial, name in zip(seeded, names, strict=True)], PairProfiles(
+        families=tuple(places),
+        alone=np.full(count, profiles.alone[own]),
+        beside=np.full((count, count), profiles.beside[own, own]),
+    )
+
+
 def draw(profiles: PairProfiles, mix: str, seed: int, *, over_time: bool, memory: NDArray[np.float64]) -> list[Any]:
     """Return the trials of a sweep."""
     random = np.random.default_rng((seed, MIXES.index(mix)))
     models = sorted({parameters(family)["model"] for family in profiles.families})
     there = list(range(len(profiles.families)))
-    if mix == "shape":
+    if mix in {"shape", "seeds"}:
         there = [int(random.integers(len(there)))]
+    elif mix == "four":
+        there = list(map(int, random.choice(there, 4, replace=False)))
     elif mix == "one":
         model = models[random.integers(len(models))]
         there = [place for place in there if parameters(profiles.families[place])["model"] == model]
     usual = np.exp(random.normal(np.log(1_200), 0.5, len(profiles.families)))
     families = random.choice(there, TRIALS)
     seconds = usual[families] * np.exp(random.normal(0, 0.1, TRIALS))
-    seconds *= 1_350 / seconds.mean()
+    seconds *= (180 if mix == "short" else 1_350) / seconds.mean()
     span = 0.6 * seconds.sum() / DEVICES if over_time else 0.0
     arrivals = np.sort(random.uniform(0, span, TRIALS))
     used = memory[families] * random.uniform(0.95, 1.0, TRIALS)
@@ -114,6 +168,7 @@ def draw(profiles: PairProfiles, mix: str, seed: int, *, over_time: bool, memory
             memory_mib=float(mib),
             arrives_s=float(arrival),
             parameters=parameters(profiles.families[family]),
+            reports=mix != "silent",
         )
         for family, length, mib, arrival in zip(families, seconds, used, arrivals, strict=True)
     ]
@@ -121,13 +176,18 @@ def draw(profiles: PairProfiles, mix: str, seed: int, *, over_time: bool, memory
 
 def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str, Any]:
     """Simulate one draw under all rules."""
-    profiles = read_pair_profiles(path, gpu=gpu)
-    memory_mib = MEMORY_MIB[gpu]
-    trials = draw(profiles, mix, seed, over_time=arrivals == "time", memory=infer_memory(profiles, memory_mib))
+    if gpu in LUCID:
+        (profiles, memory), memory_mib = read_lucid(path, tuned=gpu == LUCID[0]), LUCID_MIB
+    else:
+        profiles, memory_mib = read_pair_profiles(path, gpu=gpu), MEMORY_MIB[gpu]
+        memory = infer_memory(profiles, memory_mib)
+    trials = draw(profiles, mix, seed, over_time=arrivals == "time", memory=memory)
+    if mix == "seeds":
+        trials, profiles = split_families(trials, profiles)
     devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=memory_mib, slots=8) for place in range(DEVICES)]
-    ours = Packing(PackingOptions(together=2)).decide
-    sure = Packing(PackingOptions(together=2, optimism=0.0, worth=0.01)).decide
-    steady = Packing(PackingOptions(together=2, optimism=0.0, worth=0.1)).decide
+    ours = Packing(PackingOptions()).decide
+    sure = Packing(PackingOptions(optimism=0.0, worth=0.01)).decide
+    steady = Packing(PackingOptions(optimism=0.0, worth=0.1)).decide
     planners = {"sure": sure, "steady": steady}
     found = compare_pool_rules(trials, devices, profiles, rules={"ours": ours}, planners=planners, seed=seed)
     plans = [outcome for rule, outcome in found.outcomes.items() if rule not in {"ours", "oracle"}]
@@ -141,7 +201,12 @@ def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str,
 
 def decision_time() -> None:
     """Print the time of one decision for 1,000 waiting trials on 256 devices, worst of several worlds."""
-    for families, title in ((1, "one family"), (26, "26 families"), (1_000, "a family for each trial")):
+    for families, idle, title in (
+        (1, False, "one family"),
+        (26, False, "26 families"),
+        (1_000, False, "a family for each trial"),
+        (40, True, "40 families, all devices idle"),
+    ):
         names = [f"f{place}" for place in range(families)]
         known = min(families, 300)
         speeds = [SharedSpeed(family=name, beside=(), steps_per_s=10.0, samples=3) for name in names[:known]]
@@ -170,6 +235,8 @@ def decision_time() -> None:
                 )
             )
         devices = tuple(Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(256))
+        if idle:
+            trials = [trial for trial in trials if trial.state is TrialState.WAITING]
         times = []
         for turn in range(5):
             snapshot = PoolSnapshot(
@@ -202,6 +269,12 @@ def show(gpu: str, mix: str, arrivals: str, results: list[dict[str, Any]]) -> No
     missed = "" if share >= 0.85 else " BELOW .85" if share < 0.85 else " (no gain to be had)"
     print(f"\n{title}: worst draw {worst:.3f} x exclusive{' ABOVE 1.02' if worst > 1.02 else ''}, ", end="")
     print(f"share of the gain of an oracle of speeds {share:.2f}{missed}, of one of all {of_full:.2f}{note}")
+    fixed = [one["fixed 2"] for one in found]
+    makespans = [one["ours"].makespan_s / other.makespan_s for one, other in zip(found, fixed, strict=True)]
+    results_s = [one["ours"].mean_result_s / other.mean_result_s for one, other in zip(found, fixed, strict=True)]
+    shared = (1 - rows["fixed 2"].mean()) / full
+    print(f"  fixed sharing by two: share {shared:.2f} of the gain of one of all; ours over it: ", end="")
+    print(f"makespan {np.mean(makespans):.3f}, mean time to a result {np.mean(results_s):.3f}")
     late = 100 * float(np.mean([one["ours"].out_of_memory_late for one in found])) / TRIALS
     unused = float(np.mean([one["ours"].unused_reserved for one in found]))
     print(f"  ours: {late:.1f} % killed for memory after the first ten{' ABOVE 1' if late > 1 else ''}, ", end="")
@@ -234,7 +307,7 @@ def main() -> None:
     parser.add_argument("--draws", default="0-19", metavar="FIRST-LAST")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, help="kept draws, one JSON object a line; delete it with new code")
-    parser.add_argument("--profiles", type=Path, default=PROFILES)
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="file of Gavel, or folder of Lucid")
     asked = parser.parse_args()
     if asked.what == "decision":
         decision_time()

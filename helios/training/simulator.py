@@ -389,7 +389,11 @@ class SimulatedPool:
             memory_mib=true.memory_mib if ready else None,
             peak_memory_mib=self._peak_mib[number],
             out_of_memory_mib=self._killed_at_mib[number],
-            progress=1 - self._remaining_s[number] / true.seconds if true.seconds > 0 else 1.0,
+            progress=None
+            if not true.reports
+            else 1 - self._remaining_s[number] / true.seconds
+            if true.seconds > 0
+            else 1.0,
             steps_per_s=None
             if attempt is None or not attempt.measured
             else attempt.rate * float(self.profiles.alone[true.family]),
@@ -574,7 +578,9 @@ class SimulatedPool:
         if not self._length_known[number]:
             self._length_known[number] = self._outdated = True
             family = self.trials[number].family
-            self._family_lengths_s[family].append(self.trials[number].seconds)
+            # Of a program that reports nothing, only the time that it took beside others is seen.
+            true, started_s = self.trials[number], self._running[number].started_s
+            self._family_lengths_s[family].append(true.seconds if true.reports else self.now_s - started_s)
             self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
 
 

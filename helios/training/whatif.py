@@ -18,7 +18,7 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import Device, TrialForecast
+from helios.training.model import Device, Trial, TrialForecast
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
@@ -131,14 +131,14 @@ def pool_whatif(
             trials,
             devices,
             profiles,
-            rules={OURS: Packing(PackingOptions(together=2)).decide},
+            rules={OURS: Packing(PackingOptions()).decide},
             planners={
-                "sure": Packing(PackingOptions(together=2, optimism=0.0, worth=0.01)).decide,
-                "steady": Packing(PackingOptions(together=2, optimism=0.0, worth=0.1)).decide,
+                "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
+                "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,
             },
             costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
             seed=seed,
-            forecast=partial(model.expect, own_program),
+            forecast=partial(_expect, model, own_program, sweep.memory_mib),
             known_speeds=model.speeds,
             progress=steps,
         )
@@ -150,6 +150,14 @@ def pool_whatif(
         watts=watts or _measured_watts(past),
         notes=tuple(notes),
     )
+
+
+def _expect(
+    model: TrialModel, own_program: str, memory_mib: float | None, trials: Sequence[Trial], runs: Sequence[TrialRun]
+) -> list[TrialForecast]:
+    """Return a forecast of each trial, with the sweep file's memory."""
+    found = model.expect(own_program, trials, runs)
+    return [replace(each, memory_p95_mib=each.memory_p95_mib or memory_mib) for each in found]
 
 
 class _Steps:
@@ -288,7 +296,9 @@ def _notes(
             f"{sweep.path.name} never ran, so its program is taken to report steps, and all trials to be equal."
         )
     elif not reports:
-        notes.append(f"Trials report no steps, so {OURS} keeps a GPU for each: see docs/sweep-file.md.")
+        notes.append(
+            f"Trials report no steps, so {OURS} shares GPUs by two and never takes it back: see docs/sweep-file.md."
+        )
     if len(drawn) < sweep.trials:
         notes.append(f"The first {len(drawn):,} of {sweep.trials:,} trials are simulated.")
     if sweep.search is not None:

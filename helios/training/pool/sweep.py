@@ -30,6 +30,8 @@ FUSED_TASK = "helios.training.fused.task"
 """Module that trains many trials in one process."""
 NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
 _PART = re.compile(r"\{\{|\}\}|\{(" + NAME + r")\}|[{}]")
+_SEED = re.compile(r"(^|[_.-])(seed|random_state|repeat|replicate|fold)($|[_.-])", re.IGNORECASE)
+"""Names of parameters that repeat a trial on other random numbers or on another part of the data."""
 OWN_PLACEHOLDERS = ("trial", "checkpoints")
 _LAUNCHER = re.compile(
     r"python[0-9.]*|(ba|da|z|k)?sh|env|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|uv|conda|Rscript|julia|java"
@@ -313,10 +315,15 @@ def count_combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange])
 def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:
     """Return the family of a trial.
 
-    Numbers with a fraction, such as a learning rate, change what is learned and not the shapes; all others may.
+    Numbers with a fraction, such as a learning rate, and seeds change what is learned and not the shapes. All others
+    may.
     """
     shaping = parameters if sweep.fused is None else sweep.fused.shape(parameters)
-    shapes = [f"{name}={value}" for name, value in sorted(shaping.items()) if not isinstance(value, float)]
+    shapes = [
+        f"{name}={value}"
+        for name, value in sorted(shaping.items())
+        if not isinstance(value, float) and not _SEED.search(name)
+    ]
     return " ".join([Path(program(sweep)).name, *shapes])
 
 

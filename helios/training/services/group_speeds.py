@@ -24,10 +24,6 @@ MOST_PAIRS = 320
 """Most measured pairs used for a prediction. More would cost time and improve it little."""
 MOST_CLASSES = 40
 """Most classes in the plan. With more families, similar ones share a class."""
-GROWTH = 1.1
-"""Least gain of a group over the same group without one trial, for which it is tried with one trial more."""
-FEW_CLASSES = 6
-"""Number of classes up to which a group grows by any class, not only by those in it."""
 Group = tuple[int, ...]
 """Classes of the trials on a device, sorted."""
 Traits = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -42,8 +38,6 @@ class _GroupSpeeds:
     ----------
     class_of : dict of str to int
         Class of each family.
-    known : bool array of shape (n_classes,)
-        Whether the speed of a class alone was measured.
     groups : list of Group
         Groups that are allowed. The first are single classes, in order.
     index : dict of Group to int
@@ -55,7 +49,6 @@ class _GroupSpeeds:
     """
 
     class_of: dict[str, int]
-    known: NDArray[np.bool_]
     groups: list[Group]
     index: dict[Group, int]
     rates: NDArray[np.float64]
@@ -63,7 +56,7 @@ class _GroupSpeeds:
 
     def extensions(self, group: Group) -> list[tuple[int, int]]:
         """Return the classes that may join a group, with the larger group's index."""
-        larger = ((added, self.index.get(tuple(sorted((*group, added))))) for added in range(len(self.known)))
+        larger = ((added, self.index.get(tuple(sorted((*group, added))))) for added in range(self.rates.shape[1]))
         return [(added, index) for added, index in larger if index is not None]
 
 
@@ -80,7 +73,7 @@ def speeds_of_groups(traits: Traits, speeds: tuple[SharedSpeed, ...], together: 
     measured_rates = _measured_rates(speeds, class_of, alone)
     optimistic = np.ones((count, count))
     all_pairs_measured = sum(len(others) == 1 for _, others in measured_rates) == count**2
-    if together > 2 or not all_pairs_measured:
+    if not all_pairs_measured:
         mean, deviation = _predict_pairs(_similarity(traits, members), measured_rates)
         optimistic = np.minimum(1.0, mean * np.exp(optimism * deviation))
     groups: list[Group] = [()] if together < 1 else [(single,) for single in range(count)]
@@ -92,13 +85,12 @@ def speeds_of_groups(traits: Traits, speeds: tuple[SharedSpeed, ...], together: 
         rates.append(pair_rates)
         measured.append(pairs_measured)
     if together > 2:
-        larger = _larger_groups(measured_rates, optimistic, together)
-        groups += [group for group, _, _ in larger]
-        rates.append(np.array([row for _, row, _ in larger]).reshape(len(larger), count))
-        measured.append(np.array([is_measured for _, _, is_measured in larger], dtype=bool))
+        larger = _larger_groups(measured_rates, count, together)
+        groups += [group for group, _ in larger]
+        rates.append(np.array([row for _, row in larger]).reshape(len(larger), count))
+        measured.append(np.ones(len(larger), dtype=bool))
     return _GroupSpeeds(
         class_of=class_of,
-        known=np.array([any(family in alone for family in families) for families in members], dtype=bool),
         groups=groups,
         index={group: index for index, group in enumerate(groups)},
         rates=np.concatenate(rates),
@@ -143,38 +135,19 @@ def _pairs(
 
 
 def _larger_groups(
-    measured_rates: Mapping[tuple[int, Group], float], optimistic: NDArray[np.float64], together: int
-) -> list[tuple[Group, NDArray[np.float64], bool]]:
-    """Return groups of three and more, with their rates and whether these were measured.
-
-    They are the measured ones, and those with one trial more than a measured group that gained by its last trial. The
-    added trial is of a class in the group where there are many classes, as there would be too many groups otherwise.
-    """
-    count = len(optimistic)
+    measured_rates: Mapping[tuple[int, Group], float], count: int, together: int
+) -> list[tuple[Group, NDArray[np.float64]]]:
+    """Return the measured groups of three and more, with their rates."""
     rates: dict[Group, dict[int, float]] = defaultdict(dict)
     for (own, others), rate in measured_rates.items():
         rates[tuple(sorted((own, *others)))][own] = rate
-    complete = {group: by_class for group, by_class in rates.items() if set(by_class) == set(group)}
-    totals = {group: sum(by_class[member] for member in group) for group, by_class in complete.items()}
-    totals |= {(single,): 1.0 for single in range(count)}
-    larger = {group: (by_class, True) for group, by_class in complete.items() if 2 < len(group) <= together}
-    for group, by_class in complete.items():
-        smaller = [totals.get(group[:i] + group[i + 1 :], 0.0) for i in range(len(group))]
-        if len(group) >= together or totals[group] < GROWTH * max(smaller):
-            continue
-        for added in range(count) if count <= FEW_CLASSES else sorted(set(group)):
-            grown = tuple(sorted((*group, added)))
-            if grown not in larger and min(optimistic[added, list(group)]) > 0:
-                guess = {member: rate * optimistic[member, added] for member, rate in by_class.items()}
-                guess[added] = min(float(np.prod(optimistic[added, list(group)])), guess.get(added, 1.0))
-                larger[grown] = (guess, False)
     result = []
-    for group, (by_class, is_measured) in sorted(larger.items()):
-        row = np.zeros(count)
-        for member in group:
-            row[member] += by_class[member]
-        if min(by_class.values()) > 0:
-            result.append((group, row, is_measured))
+    for group, by_class in sorted(rates.items()):
+        if 2 < len(group) <= together and set(by_class) == set(group) and min(by_class.values()) > 0:
+            row = np.zeros(count)
+            for member in group:
+                row[member] += by_class[member]
+            result.append((group, row))
     return result
 
 

@@ -17,7 +17,7 @@ import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,21 +36,24 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.services.fused_starts import fuse_where_faster
-from helios.training.services.group_speeds import MOST_CLASSES, Group, Traits, speeds_of_groups
+from helios.training.services.group_speeds import MOST_CLASSES, PRIOR_SPEED, Group, Traits, speeds_of_groups
 
-URGENT, URGENT_FROM = 0.4, 0.25
-"""Worth added to a group with a trial that needs the whole planned time, so that it does not run alone at the end.
-It falls linearly to 0 for a trial that needs a quarter. Chosen on draws 200 to 203 of benchmarks/packing.py."""
+URGENT, URGENT_FROM = 0.4, 0.5
+"""Worth added for a trial that needs the whole planned time, so that it does not run alone at the end. It falls
+linearly to 0 for a trial that needs half. From a quarter on, results come later (benchmarks/packing.py)."""
+NEAR = 0.05
+"""Difference of worth below which the shorter and earlier trial is started."""
 JOIN = 0.5
 """Share of the option ``worth`` that is enough to join others, as nothing is paused for it."""
 LONG = 0.5
 """A trial is long if it needs more than this share of the planned time alone; beside another it needs about all."""
-SAMPLE_S = 80.0
-"""Approximate time until a trial's speed is known, s."""
-MOST_SAMPLING = 0.12
-"""Share of the planned time that may go into trials of unknown families.
-
-The planned time is a rough guess then. With half of this, sampling stopped midway on some draws."""
+SAMPLE_S, SETTLED_S = 90.0, 60.0
+"""Time after a start in which a speed is usually known, and after which a trial without reports has none, s."""
+CLEAR = 0.75
+"""Mean speed beside another, as a share of that alone, from which sharing gains clearly, so that speeds alone are not
+worth a wait, and no trial is paused for them."""
+MOST_WAITING, MOST_SAMPLING = 0.02, 0.12
+"""Shares of the planned time for which devices wait for speeds alone, and for which trials are paused for them."""
 LATE, IN_TIME = 0.5, 0.9
 """A group in which a trial would need more than this share of the planned time loses worth, half of the excess."""
 FEW_RESTARTS = 10.0
@@ -198,19 +201,25 @@ class _Decision:
     trials_on : dict of str to list of Trial
         Running trials of each device.
     queue : dict of int to list of Trial
-        Waiting trials of each class that were not started yet, most work left first.
-    time_s, worth : float64 arrays of shape (n_groups,)
-        Planned time on devices that is left to each group, and the worth of its work in a second.
+        Waiting trials of each class that were not started yet, in the order of their starts.
+    worth : float64 array of shape (n_groups,)
+        Worth of a group's work in a second.
+    is_planned : bool array of shape (n_groups,)
+        Whether the plan has a group.
     planned_s : float
         Time until all work is done by the plan, s.
     mean_length_s : float
         Mean length of a trial alone, s; 0: none is known.
-    n_devices : Counter of int
-        Number of devices on which each group of several trials runs or is started.
-    unknown : set of int
-        Classes whose next trial needs a device alone.
+    most_needed_mib : float
+        Most memory that is kept for a trial, MiB; 0: nothing is known.
+    measured_alone : set of str
+        Families whose speed alone was measured, or is forecast.
+    waits_for_speeds : bool
+        Whether a trial that is alone stays so until its speed is known.
+    loses : bool
+        Whether sharing is known not to gain clearly.
     sampling : bool
-        Whether trials of unknown classes are run first.
+        Whether trials are paused for families to be measured alone.
     """
 
     def __init__(self, snapshot: PoolSnapshot, options: PackingOptions) -> None:
@@ -232,42 +241,62 @@ class _Decision:
         self.mean_length_s = sum(lengths_s) / len(lengths_s) if lengths_s else 0.0
         self._left_s = {trial.number: self._expected_left_s(trial) for trial in active}
         self._needed_mib = {trial.number: self._expected_need_mib(trial) for trial in active}
+        self.most_needed_mib = max((need or 0.0 for need in self._needed_mib.values()), default=0.0)
         self.trials_on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
             if trial.device in self.trials_on:
                 self.trials_on[trial.device].append(trial)
         self.queue: dict[int, list[Trial]] = defaultdict(list)
-        for trial in sorted(self.waiting, key=lambda t: (-self.left_s(t), t.number)):
+        for trial in self.waiting:
             self.queue[self.class_of(trial)].append(trial)
         self.actions: list[PoolAction] = []
         self._plan(active)
-        self.unknown = {cls for cls, trials in self.queue.items() if self.must_be_alone(trials[0])}
-        sampling_s = len(self.unknown) * (options.restart_s + SAMPLE_S) / max(1, len(self.devices))
-        planned_s = self.planned_s if self.mean_length_s else 0.0
-        self.sampling = bool(self.unknown) and sampling_s <= MOST_SAMPLING * planned_s
-        self.pauses_to_sample = 0
+        self.now_s = snapshot.now_s
+        self.measured_alone = {speed.family for speed in snapshot.speeds if not speed.beside}
+        self.measured_alone |= {trial.family for trial in active if trial.forecast.steps_per_s}
+        self.measured = {speed.family for speed in snapshot.speeds}
+        shares = _shares(snapshot.speeds)
+        is_clear = _usual_share(shares) >= CLEAR
+        unknown = {trial.family for trial in active} - self.measured_alone
+        wait_s = len(unknown) * SAMPLE_S / 2 / max(1, len(self.devices))
+        self.waits_for_speeds = not is_clear and wait_s <= MOST_WAITING * self.planned_s
+        self.loses = not is_clear and bool(shares)
+        for queue in self.queue.values():
+            queue.sort(key=self.turn)
+        self.sampling = self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
+        self.n_samples = sum(bool(q) and q[0].family in unknown for q in self.queue.values())
+        self._extensions: dict[Group, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
+        self._heads = np.array([self._head(cls) for cls in range(self.speeds.rates.shape[1])]).reshape(-1, 4)
+
+    def _head(self, cls: int) -> tuple[float, float, float, float]:
+        """Return the memory, work left, urgency and turn of a class's next trial."""
+        queue = self.queue.get(cls)
+        if not queue:
+            return math.inf, math.inf, 0.0, math.inf
+        trial = queue[0]
+        return (
+            self.need_mib(trial) or 0.0,
+            self.left_s(trial),
+            self.urgency(trial),
+            trial.number + 1e9 * self.can_wait(trial),
+        )
 
     def _plan(self, active: Iterable[Trial]) -> None:
-        """Plan the work of all trials, and count what runs already."""
-        work = np.zeros(len(self.speeds.known))
+        """Plan the work of all trials."""
+        work = np.zeros(self.speeds.rates.shape[1])
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
         rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
-        price, self.time_s = least_device_time(rates, work)
-        self.worth = self.speeds.rates @ price
-        self.planned_s = float(self.time_s.sum()) / max(1, len(self.devices))
-        self.n_devices: Counter[int] = Counter()
-        for trials in self.trials_on.values():
-            group = self.group_index(trials) if len(trials) > 1 else None
-            if group is not None:
-                self.count_group(trials, group)
+        price, time_s = least_device_time(rates, work)
+        self.worth, self.is_planned = self.speeds.rates @ price, time_s > 0
+        self.planned_s = float(time_s.sum()) / max(1, len(self.devices))
 
     def _fitting_groups(self) -> NDArray[np.bool_]:
         """Return which groups fit into the memory of the largest device.
 
         A plan with others could not be followed, and its prices would be wrong.
         """
-        least_mib = [math.inf] * len(self.speeds.known)
+        least_mib = [math.inf] * self.speeds.rates.shape[1]
         for trial in (*self.waiting, *self.running):
             cls = self.class_of(trial)
             least_mib[cls] = min(least_mib[cls], self.need_mib(trial) or 0.0)
@@ -281,16 +310,15 @@ class _Decision:
             if device.kind == "cpu":
                 self.fill_cores(device)
         self.devices = tuple(device for device in self.devices if device.kind != "cpu")
-        free = [device for device in self.devices if not self.trials_on[device.name]]
-        for position, device in enumerate(free):
-            self.fill(device, others=len(free) - position - 1)
+        for device in self.devices:
+            if not self.trials_on[device.name]:
+                self.start_first(device)
         closed = self.make_room()
         for device in self.devices:
-            trials = self.trials_on[device.name]
-            if device.name in closed or not trials or not self.settled(trials):
+            if device.name in closed or (self.sampling and self.sample(device)):
                 continue
-            if not (self.sampling and self.sample(device)):
-                self.join(device)
+            while self.join(device):
+                pass
         if not self.queue_length():
             self.spread()
         elif not self.actions:
@@ -298,7 +326,8 @@ class _Decision:
         if not self.actions:
             for device in self.devices:
                 trials = self.trials_on[device.name]
-                if len(trials) > 1 and self.settled(trials):
+                is_sure = self.loses or all(trial.family in self.measured_alone for trial in trials)
+                if len(trials) > 1 and is_sure and self.settled(trials):
                     self.split_group(device)
         return self.actions
 
@@ -324,109 +353,117 @@ class _Decision:
                 n_started += 1
                 self._start(trial, device, need_mib, "a slot is free")
 
-    def fill(self, device: Device, *, others: int) -> None:
-        """Start the group that is worth most on a device without trials.
+    def start_first(self, device: Device) -> None:
+        """Start the next trial on a device without trials.
 
-        ``others`` is the number of free devices after this one.
+        Where nothing is known yet, it gets half of the device, as another is to join it.
         """
-        if not self.sampling and (late := self.late_trials()):
-            self.start(late[0], device, "it would end last", whole=self.must_be_alone(late[0]))
-            return  # other trials may join it
-        classes = [cls for cls, trials in self.queue.items() if trials]
-        sampled = [cls for cls in classes if cls in self.unknown]
-        candidates = [([self.queue[cls][0]], cls) for cls in sampled or classes]
-        if not sampled and self.queue_length() - 2 >= others and self.most_trials(device) >= 2:
-            candidates = [*self._pairs(classes, device), *candidates]
-        best: tuple[tuple[float, float, int], list[Trial]] | None = None
-        for trials, group in candidates:
-            lost = self.lateness(trials, group) if len(trials) > 1 else 0.0
-            value = float(self.worth[group]) + URGENT * max(map(self.urgency, trials)) - lost
-            key = (round(value, 2), float(self.time_s[group]), -group)
-            if best is None or key > best[0]:
-                best = (key, trials)
-        if best is None:
-            return
-        chosen = best[1]
-        group = self.speeds.index[self.group(chosen)]
-        if len(chosen) > 1:
-            self.count_group(chosen, group)
-        for trial in chosen:
-            whole = len(chosen) == 1 and self.must_be_alone(trial)
-            self.start(trial, device, self.describe(chosen, group), whole=whole)
+        heads = [queue[0] for queue in self.queue.values() if queue]
+        if self.sampling:
+            heads = [trial for trial in heads if trial.family not in self.measured_alone] or heads
+        if heads:
+            trial = min(heads, key=self.turn)
+            is_shared = not self.most_needed_mib and self.queue_length() > len(self.devices)
+            limit_mib = self.need_mib(trial) or (device.memory_mib / 2 if is_shared else None)
+            self.start(trial, device, "a device is free", limit_mib=None if _ran_out_twice(trial) else limit_mib)
 
-    def _pairs(self, classes: Sequence[int], device: Device) -> list[tuple[list[Trial], int]]:
-        """Return the pairs that may start on a device, with their groups.
-
-        Where a trial of a pair must be alone at first, it is only that one.
-        """
-        pairs = []
-        for i, cls in enumerate(classes):
-            for other in classes[i:]:
-                group = self.speeds.index.get((min(cls, other), max(cls, other)))
-                if group is None or not self.may_try(group) or (cls == other and len(self.queue[cls]) < 2):
-                    continue
-                if trials := self._pick_pair(cls, other, device):
-                    pairs.append((trials, group))
-        return pairs
-
-    def _pick_pair(self, cls: int, other: int, device: Device) -> list[Trial]:
-        first = self.queue[cls][0]
-        partners = [trial for trial in self.queue[other] if trial is not first]
-        for trial in (first, partners[0]):
-            if self.must_be_alone(trial):
-                return [trial]
-        need_mib = self.need_mib(first) or math.inf
-        for partner in partners:
-            partner_mib = self.need_mib(partner)
-            fits = partner_mib is not None and need_mib + partner_mib <= device.memory_mib
-            if fits and not self.must_be_alone(partner):
-                return [first, partner]
-        return []
-
-    def join(self, device: Device) -> None:
-        """Add a trial to a device if that is worth it."""
+    def join(self, device: Device) -> bool:
+        """Add a trial to a device, and return whether that is worth it."""
         trials = self.trials_on[device.name]
-        group = self.group_index(trials)
-        if group is None or len(trials) >= self.most_trials(device) or any(map(self.keeps_device, trials)):
-            return
+        group = self.group_index(trials) if trials else None
         room_mib = device.memory_mib - sum(map(self.reserved_mib, trials))
-        best: tuple[tuple[float, float, int], Trial, int] | None = None
+        if group is None or len(trials) >= self.most_trials(device) or room_mib <= 0 or self.waits(trials, device):
+            return False
+        classes, larger = self.extensions(trials)
+        need_mib, _, urgency, turn = self._heads[classes].T
+        worth = self.worth[larger] - self._lateness_of_all(trials, classes, larger)
         now = float(self.worth[group]) - self.lateness(trials, group)
-        for cls, larger in self.speeds.extensions(self.group(trials)):
-            trial = self.pick(cls, room_mib) if self.may_try(larger) else None
-            if trial is None:
-                continue
-            worth = float(self.worth[larger]) - self.lateness([*trials, trial], larger)
-            if worth < now + self.options.worth * JOIN:
-                continue
-            key = (round(worth + URGENT * self.urgency(trial), 2), float(self.time_s[larger]), -larger)
-            if best is None or key > best[0]:
-                best = (key, trial, larger)
-        if best is not None:
-            _, trial, larger = best
-            self.n_devices[larger] += 1
-            self.start(trial, device, self.describe([*trials, trial], larger))
+        least = now + np.where(self.is_planned[larger], -EPSILON, self.options.worth * JOIN)
+        order = np.lexsort((turn, -np.round((worth + URGENT * urgency) / NEAR)))
+        for place in order[(worth >= least)[order] & np.isfinite(need_mib)[order]]:
+            trial = self.pick(int(classes[place]), room_mib, device)
+            if trial is not None:
+                reason = self.describe([*trials, trial], int(larger[place]))
+                self.start(trial, device, reason, limit_mib=self.need_mib(trial) or self.unknown_need_mib(device))
+                return True
+        return False
 
-    def pick(self, cls: int, room_mib: float) -> Trial | None:
-        """Return the waiting trial of a class with most work left that fits beside others."""
+    def extensions(self, trials: Sequence[Trial]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the classes that may join trials, with the larger groups."""
+        group = self.group(trials)
+        if group not in self._extensions:
+            found = self.speeds.extensions(group)
+            self._extensions[group] = (
+                np.array([added for added, _ in found], dtype=np.intp),
+                np.array([larger for _, larger in found], dtype=np.intp),
+            )
+        return self._extensions[group]
+
+    def _lateness_of_all(
+        self, trials: Sequence[Trial], classes: NDArray[np.intp], larger: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return the lateness of trials with the next one of each class."""
+        if not self.mean_length_s or not self.planned_s:
+            return np.zeros(len(classes))
+        counts, rates = Counter(map(self.class_of, trials)), np.maximum(1e-6, self.speeds.rates[larger])
+        joining = np.array([counts[int(cls)] + 1 for cls in classes])
+        lasts_s = self._heads[classes, 1] * joining / rates[np.arange(len(classes)), classes]
+        for trial in trials:
+            cls = self.class_of(trial)
+            lasts_s = np.maximum(lasts_s, self.left_s(trial) * (counts[cls] + (classes == cls)) / rates[:, cls])
+        return np.asarray(LATE * np.clip(lasts_s / self.planned_s - IN_TIME, 0.0, 1.0))
+
+    def waits(self, trials: Sequence[Trial], device: Device) -> bool:
+        """Return whether trials are joined later, or by none.
+
+        A trial may stay alone until its speed is known. The first device has it do so where nothing is known, since
+        nobody can tell otherwise whether sharing gains, unless trials are too short for that.
+        """
+        if any(map(self.keeps_device, trials)):
+            return True
+        if len(trials) > 1 or trials[0].family in self.measured_alone or not self.queue_length():
+            return False
+        trial = trials[0]
+        age_s = self.now_s - (self.now_s if trial.started_s is None else trial.started_s)
+        if not self.measured_alone and device is self.devices[0]:
+            wait_s = SAMPLE_S / 2 / len(self.devices)
+            is_short = bool(self.mean_length_s) and wait_s > MOST_WAITING / 2 * self.planned_s
+            return age_s < (SETTLED_S if trial.progress is None else SAMPLE_S) and not is_short
+        is_reporting = trial.family in self.measured or (trial.progress is not None and age_s < SAMPLE_S)
+        return self.waits_for_speeds and is_reporting
+
+    def unknown_need_mib(self, device: Device) -> float:
+        """Return the memory to keep for a trial of which nothing is known, MiB.
+
+        It is half of the device, or what another trial needs if that is more.
+        """
+        return max(device.memory_mib / 2, self.most_needed_mib)
+
+    def pick(self, cls: int, room_mib: float, device: Device) -> Trial | None:
+        """Return the next waiting trial of a class that fits beside others.
+
+        While families are measured alone, one that was not is not picked.
+        """
         for trial in self.queue.get(cls, ()):
-            need_mib = self.need_mib(trial)
-            if need_mib is not None and need_mib <= room_mib and not self.must_be_alone(trial):
+            need_mib = self.need_mib(trial) or self.unknown_need_mib(device)
+            may_share = not self.sampling or trial.family in self.measured_alone
+            if may_share and need_mib <= room_mib * (1 + 1e-9) and not _ran_out_twice(trial):
                 return trial
         return None
 
-    def start(self, trial: Trial, device: Device, reason: str, *, whole: bool = False) -> None:
-        """Start a trial, with a memory limit unless it gets the ``whole`` device."""
-        need_mib = self.need_mib(trial)
-        self._start(trial, device, None if whole or need_mib is None else need_mib, reason)
-        self.unknown.discard(self.class_of(trial))
+    def start(self, trial: Trial, device: Device, reason: str, *, limit_mib: float | None) -> None:
+        """Start a trial, with a memory limit unless it gets the whole device."""
+        self._start(trial, device, limit_mib, reason)
+        self.trials_on[device.name].append(replace(trial, memory_limit_mib=limit_mib))
 
     def _start(self, trial: Trial, device: Device, need_mib: float | None, reason: str) -> None:
         limit_mib = None if need_mib is None or need_mib >= device.memory_mib else need_mib
         self.actions.append(
             StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit_mib, reason=reason)
         )
-        self.queue[self.class_of(trial)].remove(trial)
+        cls = self.class_of(trial)
+        self.queue[cls].remove(trial)
+        self._heads[cls] = self._head(cls)
 
     # Pauses.
 
@@ -460,26 +497,22 @@ class _Decision:
         return closed
 
     def sample(self, device: Device) -> bool:
-        """Pause the only trial of a device for an unknown family.
-
-        Returns whether it did.
-
-        Then lengths, memory and speeds alone are known early, and long trials do not start last.
-        """
+        """Run a trial alone to measure it, and return whether that is done."""
         trials = self.trials_on[device.name]
-        being_measured = len({self.class_of(t) for t in self.running if t.steps_per_s is None})
-        if self.pauses_to_sample >= len(self.unknown) or being_measured > len(self.devices):
-            return False  # one device for each family, also while pauses go on
-        if len(trials) != 1 or self.left_s(trials[0]) < 2 * SAMPLE_S:
+        if not trials or any(self.left_s(trial) < 2 * SAMPLE_S for trial in trials):
             return False
-        self.pauses_to_sample += 1
-        self.actions.append(PauseTrial(number=trials[0].number, reason="a family of trials is not known yet"))
+        new = [trial for trial in trials if trial.family not in self.measured_alone]
+        paused = [trial for trial in trials if trial is not new[0]] if new else trials
+        if not new:
+            self.n_samples -= 1
+        if (paused and not self.settled(trials)) or (not new and self.n_samples < 0):
+            return False
+        self.actions += [PauseTrial(number=t.number, reason="a family of trials is not known yet") for t in paused]
         return True
 
     def spread(self) -> None:
         """Pause the shortest trials of groups, for devices without trials to take."""
-        started = {action.device for action in self.actions if isinstance(action, StartTrial)}
-        n_free = sum(not self.trials_on[device.name] and device.name not in started for device in self.devices)
+        n_free = sum(not self.trials_on[device.name] for device in self.devices)
         pauses: list[tuple[float, int]] = []
         for device in self.devices:
             trials = self.trials_on[device.name]
@@ -550,7 +583,7 @@ class _Decision:
         groups = [(smaller, staying)]
         room_mib = device.memory_mib - sum(map(self.reserved_mib, staying))
         for cls, larger in self.speeds.extensions(self.group(staying)):
-            if larger != without and self.may_try(larger) and (joining := self.pick(cls, room_mib)):
+            if larger != without and (joining := self.pick(cls, room_mib, device)):
                 groups.append((larger, [*staying, joining]))
         return groups
 
@@ -568,15 +601,6 @@ class _Decision:
         """Return the group of trials, or None if it is not allowed."""
         return self.speeds.index.get(self.group(trials))
 
-    def count_group(self, trials: Sequence[Trial], group: int) -> None:
-        """Count a device as running a group, and subtract that from the plan."""
-        self.n_devices[group] += 1
-        self.time_s[group] -= min(self.time_s[group], *self.lasts_each_s(trials, group))
-
-    def may_try(self, group: int) -> bool:
-        """Return whether a group was measured, or is tried on no other device."""
-        return bool(self.speeds.measured[group]) or self.n_devices[group] == 0
-
     def most_trials(self, device: Device) -> int:
         """Return the most trials on a device at a time."""
         return min(self.options.together, device.slots)
@@ -593,17 +617,9 @@ class _Decision:
         if all(trial.steps_per_s is not None for trial in trials):
             return True
         group = self.group_index(trials)
-        if group is None or not self.speeds.measured[group] or any(map(self.must_be_alone, trials)):
+        if group is None or not self.speeds.measured[group]:
             return False
-        return all(trial.peak_memory_mib is not None for trial in trials)
-
-    def must_be_alone(self, trial: Trial) -> bool:
-        """Return whether a trial needs a device alone.
-
-        Its speed or memory is not known, or it ran out of memory twice.
-        """
-        unknown = self.need_mib(trial) is None or not self.speeds.known[self.class_of(trial)]
-        return unknown or _ran_out_twice(trial)
+        return all(t.peak_memory_mib is not None and t.family in self.measured_alone for t in trials)
 
     def keeps_device(self, trial: Trial) -> bool:
         """Return whether a running trial must keep its device for itself."""
@@ -639,6 +655,17 @@ class _Decision:
     def is_urgent(self, trial: Trial) -> bool:
         """Return whether a trial would end last if it did not run now."""
         return bool(self.mean_length_s) and self.left_s(trial) > LONG * self.planned_s
+
+    def turn(self, trial: Trial) -> tuple[float, float, int]:
+        """Return the order of a class's trials, urgent ones and then short ones first."""
+        return -round(self.urgency(trial), 2), 0.0 if self.loses else self.left_s(trial), trial.number
+
+    def can_wait(self, trial: Trial) -> bool:
+        """Return whether a trial is long and not urgent.
+
+        Others give results first then. Where sharing loses none waits, as all families are to be known early instead.
+        """
+        return not self.loses and self.left_s(trial) > 1.001 * self.mean_length_s > 0 and not self.urgency(trial)
 
     def urgency(self, trial: Trial) -> float:
         """Return how urgent a trial is, 0 to 1.
@@ -717,13 +744,37 @@ def _family_lengths(trials: Iterable[Trial], alone: Mapping[str, float], *, now_
 
 
 def _expected_speeds(trials: Iterable[Trial], measured: Iterable[SharedSpeed]) -> tuple[SharedSpeed, ...]:
-    """Return expected speeds of families never run alone."""
-    known = {speed.family for speed in measured if not speed.beside}
-    forecast = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in known}
+    """Return expected speeds alone of families never run alone.
+
+    They are forecast, else what the family did beside others over what others lost there.
+    """
+    alone = {speed.family for speed in measured if not speed.beside}
+    expected = {t.family: t.forecast.steps_per_s for t in trials if t.forecast.steps_per_s and t.family not in alone}
+    usual = _usual_share(_shares(measured))
+    shared: dict[str, list[float]] = defaultdict(list)
+    for speed in measured:
+        if len(speed.beside) == 1 and speed.steps_per_s and speed.family not in alone | set(expected):
+            shared[speed.family].append(speed.steps_per_s / usual)
+    expected |= {family: sum(rates) / len(rates) for family, rates in shared.items()}
     return tuple(
         SharedSpeed(family=family, beside=(), steps_per_s=float(f"{steps:.2g}"), samples=1)
-        for family, steps in sorted(forecast.items())
+        for family, steps in sorted(expected.items())
     )
+
+
+def _shares(measured: Iterable[SharedSpeed]) -> list[float]:
+    """Return the speeds beside one other, as shares of that alone."""
+    measured = list(measured)
+    alone = {speed.family: speed.steps_per_s for speed in measured if not speed.beside}
+    return [
+        min(1.0, speed.steps_per_s / alone[speed.family])
+        for speed in measured
+        if len(speed.beside) == 1 and alone.get(speed.family)
+    ]
+
+
+def _usual_share(shares: Sequence[float]) -> float:
+    return sum(shares) / len(shares) if shares else PRIOR_SPEED
 
 
 def _names(trials: Iterable[Trial]) -> str:

@@ -106,6 +106,20 @@ def test_a_speed_is_shown_only_after_it_was_measured() -> None:
     assert max(speeds for _, speeds in seen) == 1
 
 
+def test_of_a_silent_program_only_its_end_is_seen() -> None:
+    seen: list[tuple[float | None, float | None]] = []
+
+    def decide(pool: PoolSnapshot) -> list[PoolAction]:
+        seen.extend((trial.progress, trial.forecast.seconds_p50) for trial in pool.trials if trial.number == 2)
+        return share_fixed(2)(pool)
+
+    trials = [SimulatedTrial(family=0, seconds=60.0, reports=False)] * 3
+    SimulatedPool(trials, [GPU], profiles([[0.5]]), costs=FREE).run(decide)
+    assert {progress for progress, _ in seen} == {None}
+    assert seen[0][1] is None
+    assert seen[-1][1] == pytest.approx(120.0)
+
+
 def test_a_rule_is_asked_between_events() -> None:
     asked: list[float] = []
 

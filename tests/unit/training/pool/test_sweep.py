@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.pool.search import open_search
-from helios.training.pool.sweep import SearchMethod, TrainingSweep, ValueRange, format_value, program
+from helios.training.pool.sweep import SearchMethod, TrainingSweep, ValueRange, family, format_value, program
 from tests.examples import examples
 from tests.unit.training.pool.sweeps import GRID, Reader, ask_all
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
+SEEDS = "seed = [1, 2, 3]\ndata_seed = [1, 2]\nwidth = [32, 64]\n"
 VALUES = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20),
     st.integers(-(2**62), 2**62),
@@ -48,6 +49,14 @@ def test_command_is_filled_word_by_word(sweep: Reader, tmp_path: Path) -> None:
         "runs/3",
         str(tmp_path),
     ]
+
+
+def test_seeds_make_no_families(sweep: Reader) -> None:
+    read = sweep('command = "python train.py {seed} {data_seed} {width}"\n[parameters]\n' + SEEDS)
+    assert {family(read, read.combination(place)) for place in range(read.trials)} == {
+        "train.py width=32",
+        "train.py width=64",
+    }
 
 
 def test_steps_and_whole_ranges_are_a_grid(sweep: Reader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.training.check_service import a_pool, a_trial, check_pool_service, find_pool_faults
+from helios.training.check_service import NOW_S, a_pool, a_trial, check_pool_service, find_pool_faults
 from helios.training.model import (
     Device,
     FusedSpeed,
@@ -66,10 +67,29 @@ def test_it_keeps_the_promises_of_a_service() -> None:
     check_pool_service(Packing)
 
 
-def test_what_is_not_known_runs_alone_first() -> None:
+def test_what_is_not_known_shares_from_the_start_but_on_one_device() -> None:
     actions = SERVICE.decide(a_pool([a_trial(number) for number in range(4)]))
-    assert sorted(starts(actions).values()) == ["gpu:0", "gpu:1"]
-    assert all(action.memory_limit_mib is None for action in actions if isinstance(action, StartTrial))
+    assert sorted(starts(actions).values()) == ["gpu:0", "gpu:1", "gpu:1"]
+    assert {action.memory_limit_mib for action in actions if isinstance(action, StartTrial)} == {8_192.0}
+
+
+def test_a_trial_with_no_other_to_share_with_gets_the_device() -> None:
+    (action,) = SERVICE.decide(a_pool([a_trial(0)]))
+    assert isinstance(action, StartTrial)
+    assert action.memory_limit_mib is None
+
+
+def test_trials_that_report_nothing_share_a_gpu() -> None:
+    nothing = TrialForecast()
+    silent = running(0, steps_per_s=None, progress=None, forecast=nothing, started_s=NOW_S - 120)
+    trials = [silent, waiting(1, forecast=nothing)]
+    assert starts(SERVICE.decide(a_pool(trials, devices=1))) == {1: "gpu:0"}
+
+
+def test_an_unknown_trial_keeps_what_the_largest_known_needs() -> None:
+    large = running(0, device="gpu:1", memory_limit_mib=None, peak_memory_mib=12_000.0)
+    trials = [large, running(1, "b"), *(waiting(n, f"c{n}", forecast=TrialForecast()) for n in range(2, 5))]
+    assert not starts(SERVICE.decide(a_pool(trials, speeds=speeds(a=10, b=10))))
 
 
 def test_a_pair_that_gains_is_started_together() -> None:
@@ -82,9 +102,9 @@ def test_a_pair_that_loses_is_not_started() -> None:
     assert len(starts(SERVICE.decide(pool))) == 1
 
 
-def test_a_pair_that_is_not_known_is_tried_on_one_device() -> None:
+def test_a_pair_that_is_not_known_is_tried() -> None:
     trials = [running(0), running(1, device="gpu:1"), *(waiting(n) for n in range(2, 9))]
-    assert len(starts(SERVICE.decide(a_pool(trials, speeds=speeds(a=10))))) == 1
+    assert len(starts(SERVICE.decide(a_pool(trials, speeds=speeds(a=10))))) == 2
 
 
 def test_a_sharing_that_loses_is_taken_back() -> None:
@@ -100,24 +120,18 @@ def test_a_sharing_that_gains_stays() -> None:
     assert service.decide(pool) == []
 
 
-def test_a_third_is_tried_where_two_gained() -> None:
+@pytest.mark.parametrize(("third", "started"), [(None, 0), (8.0, 1), (4.0, 0)])
+def test_three_share_only_where_that_was_measured_to_gain(third: float | None, started: int) -> None:
+    measured = () if third is None else (SharedSpeed(family="a", beside=("a", "a"), steps_per_s=third, samples=1),)
     trials = [running(0), running(1), waiting(2), waiting(3)]
-    pool = a_pool(trials, devices=1, speeds=speeds(a=10, a_a=9))
-    assert len(starts(SERVICE.decide(pool))) == 1
-    trials = [running(n) for n in range(3)] + [waiting(3)]
-    lost = (*speeds(a=10, a_a=9), SharedSpeed(family="a", beside=("a", "a"), steps_per_s=4.0, samples=1))
-    (action,) = SERVICE.decide(a_pool(trials, devices=1, speeds=lost))
-    assert isinstance(action, PauseTrial)
+    actions = SERVICE.decide(a_pool(trials, devices=1, speeds=(*speeds(a=10, a_a=9), *measured)))
+    assert len(starts(actions)) == started
 
 
-def test_families_that_help_each_other_share_rather_than_alike_ones() -> None:
-    trials = [waiting(n, "a" if n < 4 else "b") for n in range(8)]
-    pool = a_pool(trials, devices=2, speeds=speeds(a=10, b=10, a_a=6, b_b=6, a_b=9, b_a=9))
-    chosen = starts(SERVICE.decide(pool))
-    together = [
-        sorted(trials[n].family for n, device in chosen.items() if device == name) for name in ("gpu:0", "gpu:1")
-    ]
-    assert together == [["a", "b"], ["a", "b"]]
+def test_a_trial_that_helps_another_joins_it_rather_than_an_alike_one() -> None:
+    trials = [running(0), waiting(1), *(waiting(n, "b") for n in range(2, 8))]
+    measured = speeds(a=10, b=10, a_a=6, b_b=6, a_b=9, b_a=9)
+    assert starts(SERVICE.decide(a_pool(trials, devices=1, speeds=measured))) == {2: "gpu:0"}
 
 
 def test_memory_with_head_room_is_not_exceeded() -> None:
@@ -253,7 +267,7 @@ def test_a_basis_that_is_no_longer_best_is_not_taken() -> None:
 
 def test_the_plan_does_not_count_on_a_group_that_does_not_fit() -> None:
     # Were a and b to fit together, c would gain most beside itself. They do not, and c is to run beside one of them.
-    measured = speeds(a=10, b=10, c=10, a_b=9.5, b_a=9.5, a_c=6.25, c_a=6.25, b_c=6.25, c_b=6.25, c_c=6.5)
+    measured = speeds(a=10, b=10, c=10, a_b=9.5, b_a=9.5, a_c=6.25, c_a=6.25, b_c=6.25, c_b=6.25, c_c=6.5, a_a=5, b_b=5)
     memory = {"a": 10_000.0, "b": 10_000.0, "c": 4_000.0}
     trials = [
         waiting(number, family, forecast=TrialForecast(memory_p95_mib=memory[family], seconds_p50=1_000.0))
@@ -271,7 +285,7 @@ def test_one_unknown_family_pauses_one_trial() -> None:
     trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in range(4)]
     trials += [waiting(number, forecast=KNOWN) for number in range(4, 24)]
     trials.append(waiting(24, "b", forecast=TrialForecast()))
-    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2, c=5, c_c=2)))
     assert sum(isinstance(action, PauseTrial) for action in actions) == 1
 
 
@@ -280,7 +294,7 @@ def test_a_late_trial_leaves_a_device_freed_for_an_unknown_family() -> None:
     trials = [running(number, device=f"gpu:{number}", forecast=KNOWN) for number in (1, 2, 3)]
     trials += [waiting(0, forecast=long, state=TrialState.PAUSED, attempts=1)]
     trials.append(waiting(4, "b", forecast=TrialForecast()))
-    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2)))
+    actions = SERVICE.decide(a_pool(trials, devices=4, speeds=speeds(a=5, a_a=2, c=5, c_c=2)))
     assert 4 in starts(actions)
 
 
@@ -304,6 +318,45 @@ def test_where_unlike_pairs_gain_it_finds_them() -> None:
     fixed = simulated(table, [0] * 16 + [1] * 16, decide=share_fixed(2))
     ours = simulated(table, [0] * 16 + [1] * 16, decide=Packing(PackingOptions(together=2)).decide)
     assert ours < 0.65 * alone < fixed
+
+
+@pytest.mark.parametrize(("seconds", "reports"), [(1_350.0, True), (180.0, True), (1_350.0, False), (180.0, False)])
+def test_where_all_pairs_gain_it_is_not_behind_fixed_sharing(seconds: float, reports: bool) -> None:
+    """It was .85 of exclusive devices where fixed sharing was .55, as each family ran alone first."""
+    random = np.random.default_rng(1)
+    devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(4)]
+    ratios = []
+    for _ in range(4):
+        profiles = PairProfiles(
+            families=tuple("abcdefghijkl"), alone=np.full(12, 9.0), beside=random.uniform(0.8, 1.0, (12, 12))
+        )
+        lengths = seconds * np.exp(random.normal(0, 0.4, 12))
+        trials = [
+            SimulatedTrial(family=int(at), seconds=float(lengths[at]), memory_mib=4_000.0, reports=reports)
+            for at in random.integers(0, 12, 64)
+        ]
+        fixed, ours = (SimulatedPool(trials, devices, profiles).run(rule) for rule in (share_fixed(2), SERVICE.decide))
+        ratios.append((ours.makespan_s / fixed.makespan_s, ours.mean_result_s / fixed.mean_result_s))
+    assert max(np.mean(ratios, axis=0)) <= 1.02
+
+
+def test_a_decision_for_many_idle_devices_is_fast() -> None:
+    """It took 1 to 2.5 s of the CPU when each device compared all pairs anew, and takes about 0.07 s."""
+    families = [f"f{place}" for place in range(40)]
+    trials = [waiting(number, families[number % 40], parameters={"width": number % 40}) for number in range(1_000)]
+    measured = [SharedSpeed(family=name, beside=(), steps_per_s=10.0, samples=3) for name in families]
+    measured += [
+        SharedSpeed(family=one, beside=(other,), steps_per_s=4.0 + place * at % 5, samples=2)
+        for place, one in enumerate(families)
+        for at, other in enumerate(families[::3])
+    ]
+    pool, taken = a_pool(trials, devices=256, speeds=tuple(measured)), []
+    for _ in range(3):
+        start = time.process_time()
+        actions = Packing(PackingOptions()).decide(pool)
+        taken.append(time.process_time() - start)
+    assert len(starts(actions)) > 400
+    assert min(taken) < 0.25
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
