@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory
-from helios.app.slurm_whatif import simulate_services_on_slurm, slurm_jobs
+from helios.app.slurm_whatif_jobs import slurm_jobs
+from helios.app.slurm_whatif_services import simulate_services_on_slurm
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.slurm_site import SlurmSite

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.app.replay_guards import ReplayGuards
-from helios.app.slurm_whatif import SlurmJobs, slurm_jobs
+from helios.app.slurm_whatif_jobs import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.app.predictions import with_predictions
-from helios.app.slurm_whatif import slurm_jobs
+from helios.app.slurm_whatif_jobs import slurm_jobs
 from helios.app.start_forecast import (
     FEWEST,
     LOOKS_BACK,

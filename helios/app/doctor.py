@@ -11,7 +11,7 @@ from pathlib import Path
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
 from helios.app.controllers import JOBS_MEMORY
 from helios.app.controllers import JOBS_MEMORY as NODE_MEMORY
-from helios.app.energy.ledger import tariff_from
+from helios.app.energy.tariff import tariff_from
 from helios.app.history import misread_rows
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.live_cluster import preflight

@@ -19,7 +19,7 @@ from helios.config import Settings
 from helios.errors import UsageError
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.ports import Progress, Service, no_progress
-from helios.report.whatif import compare_sizes
+from helios.report.gains import compare_sizes
 from helios.services.registry import build
 from helios.warehouse import Warehouse
 

@@ -343,8 +343,3 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
     warehouse.decide(
         cluster, step=outcome.step, model_id=chosen, by=by, why=outcome.why, at=now, candidate=outcome.model_id
     )
-
-
-# A new model against the promoted one: on which jobs both are scored, and what follows.
-#
-# No model is scored on jobs that it learned from: the same recipe, stopped earlier, is scored in its place.

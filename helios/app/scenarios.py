@@ -25,12 +25,11 @@ from helios.simulate import ORDERS as SIMPLE_ORDERS
 from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
 from helios.units import length
 
-# Options of policies, in one table for sweep plans, keys of results and replays.
-#
-# A person writes an option as ``patience = "3h"``. It is stored as its value and the name ``patience_s``.
-
 Options = tuple[tuple[str, int | float | None], ...]
-"""Names and values as they are stored, sorted by name."""
+"""Names and values of a policy's options as they are stored, sorted by name.
+
+A person writes an option as ``patience = "3h"``. It is stored as its value and the name ``patience_s``.
+"""
 
 NEVER = "never"
 QSSF, SRTF, FIFO = "qssf", "srtf", "fifo"

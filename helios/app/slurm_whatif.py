@@ -1,135 +1,45 @@
 """What-if under a site's own Slurm, with Helios' order and other settings.
 
-Recorded jobs are the workload of a simulated Slurm.
+Recorded jobs are the workload of a simulated Slurm. It gets Helios' order as a SiteFactor from the prediction at
+submission, as the hook sets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from itertools import islice
-from math import ceil
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.own_order import own_order_waits
-from helios.app.replay_predictions import NamedPredictor
-from helios.app.service_replay import (
-    PREDICT_AGAIN_S,
-    SITE_FACTOR_MOST,
-    ReplayedService,
-    replay_services,
-    replayed_services,
+from helios.app.slurm_whatif_jobs import capacity, slurm_jobs
+from helios.app.slurm_whatif_pool import (
+    TEXTBOOK_NAME,
+    job_pools,
+    pooled_easy,
+    site_nodes,
 )
-from helios.app.whatif import STARTS_EMPTY, WhatIfRequest, choose_window, describe_sources, measured_run, train_before
+from helios.app.slurm_whatif_services import InWorkloadOrder, simulate_services_on_slurm
+from helios.app.whatif import STARTS_EMPTY, WhatIfRequest, choose_window, describe_sources, measured_run
 from helios.errors import NotEnoughHistory
-from helios.model import in_submission_order, largest_nodes, seconds_of
-from helios.model.slurm_site import NodeGroup, SlurmSite
-from helios.ownership import site_factor, time_min
-from helios.ports import HORIZON_S, RUN_TIME, JobwiseService, Progress, Service, no_progress
-from helios.predict.replay_predictor import ReplayTrainedPredictor
+from helios.model import seconds_of
+from helios.model.slurm_site import SlurmSite
+from helios.ownership import site_factor
+from helios.ports import HORIZON_S, JobwiseService, Progress, Service, no_progress
 from helios.report.tables import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
-from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.ageing import first_in_first_out
-from helios.simulate.gpu_units import replay_sizes, rounding_note
-from helios.simulate.slurm import SlurmLatency, SlurmReplay, replay_slurm, startable
-from helios.simulate.slurm.cluster import SimulatedSlurm
-from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
-from helios.units import best_unit, in_number
-
-# The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
-
-POOL = "all"
+from helios.simulate.gpu_units import replay_sizes
+from helios.simulate.slurm import SlurmReplay, replay_slurm
+from helios.units import best_unit
 
 _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
 """An arbitrary moment, at which a service is called for jobs that have not waited yet."""
-
-TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
 AT_ONCE = "Everybody at once, in order of submission"
-TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
-
-
-def capacity(site: SlurmSite, resource: str) -> int:
-    """Return the GPUs or CPUs of a site."""
-    return sum(len(group.names) * _each(group, resource) for group in site.nodes)
-
-
-def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
-    """Replay jobs under FIFO and EASY backfill on one pool of nodes.
-
-    Only jobs that hold some of ``resource`` are replayed. Partitions, priorities, types and shares of a node by CPUs
-    and memory are ignored: that makes it the naive control.
-
-    Returns
-    -------
-    array of shape (n_jobs,)
-        Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
-        they could start.
-    """
-    workload, shape = jobs.workload, job_pools(site, resource)
-    eligible_s, size = workload.column("eligible_s"), workload.column(resource)
-    started_s = eligible_s.copy()
-    chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
-    if not len(chosen):
-        return started_s
-    # Whole seconds, in the order in which jobs could start: the textbook algorithm knows no other times.
-    chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
-    limit_s = workload.column("time_limit_s")[chosen]
-    result = replay(
-        Workload(
-            job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
-            submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
-            run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
-            gpus=replay_sizes(size[chosen]),
-            partition=np.zeros(len(chosen), dtype=np.int32),
-        ),
-        shape,
-        backfill=Backfill.EASY,
-        order=first_in_first_out,
-        estimate_s=np.where(limit_s > 0, limit_s, default_time_limit_s).astype(np.int64),
-    )
-    started_s[chosen] = result.started_s
-    return started_s
-
-
-def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
-    """Return one partition with all GPUs or CPUs.
-
-    All its nodes are as large as the site's largest.
-    """
-    largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
-    return ClusterShape(
-        partitions=(POOL,),
-        nodes=np.array([max(1, -(-capacity(site, resource) // largest))], dtype=np.int32),
-        gpus_per_node=np.array([largest], dtype=np.int32),
-    )
-
-
-def site_nodes(jobs: SlurmJobs, site: SlurmSite, resource: str) -> NDArray[np.int64]:
-    """Return the GPUs or CPUs of the largest node that each job may run on."""
-    nodes = [
-        {"partitions": partition.name, "gpus": _each(group, resource)}
-        for partition in site.partitions
-        for group in site.nodes
-        if set(group.names) & set(partition.nodes)
-    ]
-    default = next((partition.name for partition in site.partitions if partition.is_default), "")
-    partitions = jobs.jobs["partition"].astype("object").fillna(default).to_numpy(dtype=object)
-    return largest_nodes(partitions, pd.DataFrame(nodes, columns=["partitions", "gpus"]))
-
-
-def _each(group: NodeGroup, resource: str) -> int:
-    return ceil(round(group.whole_gpus, 6)) if resource == "gpus" else group.cpus
-
-
-# Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
+TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
 
 
 def _predicted(
@@ -352,344 +262,4 @@ def slurm_whatif(
     return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(scores) if known.sum() >= FEWEST_JOBS else ())
 
 
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJobs:
-    """Recorded jobs that can be replayed on a site.
-
-    Attributes
-    ----------
-    jobs : DataFrame
-        Replayed jobs as columns of ``JOBS``, in the order of ``workload``.
-    workload : SlurmWorkload
-    notes : tuple of str
-        What was left out or assumed.
-    """
-
-    jobs: pd.DataFrame
-    workload: SlurmWorkload
-    notes: tuple[str, ...]
-
-
-def slurm_jobs(
-    jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None, keep_misfits: bool = False
-) -> SlurmJobs:
-    """Return jobs as they would be submitted to ``site``.
-
-    Parameters
-    ----------
-    jobs : DataFrame
-        Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site does not
-        have, are left out.
-    nice : array of shape (len(jobs),), optional
-        Priority that users gave up with ``nice``, which no accounting keeps. None stands for 0.
-    keep_misfits : bool
-        Keep jobs that an empty cluster could not start: some may run all the same, as an admin may let them.
-
-    Raises
-    ------
-    NotEnoughHistory
-        No job is left.
-    """
-    notes: list[str] = []
-    places = {partition.name: place for place, partition in enumerate(site.partitions)}
-    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
-    missing = jobs["partition"].isna().to_numpy()
-    names = jobs["partition"].astype("str").to_numpy(dtype=object)
-    by_name = {
-        name: tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
-        for name in set(names[~missing])
-    }
-    fallback = () if default is None else (default,)
-    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
-    keep = jobs["run_time_s"].notna().to_numpy()
-    if not keep.all():
-        notes.append(in_number(int((~keep).sum()), "jobs that never ran, or whose run time is unknown, were left out."))
-    placed = np.array([bool(choice) for choice in asked], dtype=np.bool_)
-    if lost := int((keep & ~placed).sum()):
-        strange = sorted({str(name) for name in jobs["partition"].astype("str")[keep & ~placed]})
-        notes.append(
-            in_number(lost, f"jobs of partitions that the site does not have were left out: {', '.join(strange[:10])}.")
-        )
-    keep = keep & placed
-    if missing.any() and default is not None:
-        notes.append(in_number(int(missing.sum()), "jobs without a partition go to the site's default one."))
-    if not keep.any():
-        notes.append("Do --slurm-conf and --sinfo describe the cluster that ran these jobs?")
-        raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
-    order = _with_tasks_in_order(jobs[keep])
-    chosen = jobs[keep].iloc[order].reset_index(drop=True)
-    kept = [choice for choice, keeps in zip(asked, keep, strict=True) if keeps]
-    workload = _workload(chosen, site, [kept[place] for place in order], notes)
-    if nice is not None:
-        workload = replace(workload, nice=nice[keep][order])
-    if keep_misfits:
-        return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
-    # Slurm would have refused the others, or kept them pending for ever.
-    fits = startable(workload, site)
-    if not fits.any():
-        raise NotEnoughHistory(
-            "No job of the window fits the nodes and limits of this site's partitions.",
-            hint="Is it the slurm.conf of the cluster that ran these jobs?",
-        )
-    if not fits.all():
-        notes.append(
-            in_number(
-                int((~fits).sum()),
-                "jobs that ask for more nodes, resources or time than their partition has were left out",
-            )
-            + f", as {workload.job_id[np.argmin(fits)]}."
-        )
-        chosen, workload = chosen[fits].reset_index(drop=True), workload.kept(fits)
-    return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
-
-
-def _with_tasks_in_order(jobs: pd.DataFrame) -> Ints:
-    """Return the order in which Slurm keeps job records.
-
-    Jobs are sorted by submission, job id (that of the array for its tasks), task and restart.
-    """
-    master = jobs["array_job_id"].astype("str").where(jobs["array_job_id"].notna(), jobs["job_id"])
-    keys = pd.DataFrame(
-        {
-            "submitted_at": jobs["submitted_at"].to_numpy(),
-            "length": master.str.len().to_numpy(),
-            "master": master.to_numpy(),
-            "task": pd.to_numeric(jobs["array_task_id"], errors="coerce").fillna(0).to_numpy(),
-            "restart": jobs["restart"].to_numpy(),
-        }
-    )
-    return keys.sort_values(list(keys.columns), kind="stable").index.to_numpy().astype(np.int64)
-
-
-def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]], notes: list[str]) -> SlurmWorkload:
-    submitted_s = seconds_of(jobs["submitted_at"])
-    eligible_s = np.fmax(seconds_of(jobs["eligible_at"]), submitted_s)
-    users, user = _codes(jobs["user"])
-    accounts, account = _codes(jobs["account"])
-    qos_names, qos = _codes(jobs["qos"], missing=NO_QOS)
-    gpu_types = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
-    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
-    places = {kind: place for place, kind in enumerate(gpu_types)}
-    if strange := sorted({name for name in named if name and name not in places}):
-        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
-    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-    unknown = ~np.isfinite(limit_s)
-    if unknown.any():
-        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
-    gpus = np.nan_to_num(jobs["gpus"].to_numpy())
-    notes += filter(None, [rounding_note(gpus, total=capacity(site, "gpus"))])
-    if (unrecorded := jobs["gpus"].isna().to_numpy()).any():
-        example = jobs["job_id"].iloc[int(unrecorded.argmax())]
-        taken = f"jobs have no record of their GPUs, such as {example}, and are replayed without any."
-        notes.append(in_number(int(unrecorded.sum()), taken))
-    return SlurmWorkload(
-        job_id=jobs["job_id"].to_numpy(dtype=object),
-        submitted_s=submitted_s,
-        eligible_s=eligible_s,
-        run_time_s=jobs["run_time_s"].to_numpy(dtype=np.float64),
-        time_limit_s=np.where(unknown, NO_LIMIT, limit_s),
-        partitions=tuple(partition.name for partition in site.partitions),
-        partition=np.array([choice[0] for choice in choices], dtype=np.int64),
-        more_partitions={place: choice[1:] for place, choice in enumerate(choices) if len(choice) > 1},
-        nodes=_nodes(jobs),
-        cpus=np.maximum(1, jobs["cpus"].fillna(1).to_numpy()).astype(np.int64),
-        memory_mib=jobs["memory_mib"].fillna(0).to_numpy().astype(np.int64),
-        gpus=gpus,
-        gpu_types=gpu_types,
-        gpu_type=np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64),
-        users=users,
-        user=user,
-        accounts=accounts,
-        account=account,
-        qos_names=qos_names,
-        qos=qos,
-        array=_arrays(jobs),
-    )
-
-
-def _nodes(jobs: pd.DataFrame) -> Ints:
-    """Return the recorded number of nodes of each job.
-
-    ``ANY_NODES`` where CPUs or GPUs do not divide evenly among them: then the job takes as many as it needs.
-    """
-    nodes = jobs["nodes"].fillna(1).to_numpy().astype(np.int64).clip(min=1)
-    cpus, gpus = (jobs[name].fillna(1).to_numpy() for name in ("cpus", "gpus"))
-    whole = (cpus.astype(np.int64) % nodes == 0) & ((gpus % nodes == 0) | (nodes == 1))
-    return np.where(whole, nodes, ANY_NODES)
-
-
-def _arrays(jobs: pd.DataFrame) -> Ints:
-    """Return a number for each job array.
-
-    An array id that was used again at another time gets another number.
-    """
-    known = jobs["array_job_id"].notna().to_numpy()
-    numbers = jobs.groupby(["array_job_id", "submitted_at"], sort=False, dropna=False).ngroup().to_numpy()
-    return np.where(known, numbers, NO_ARRAY).astype(np.int64)
-
-
-def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str, ...], Ints]:
-    """Return distinct names, and the index of each row.
-
-    A missing name becomes ``""``, or gets the code ``missing``.
-    """
-    codes, names = pd.factorize(column.astype("str").where(column.notna(), None))
-    found = tuple(str(name) for name in names)
-    if missing is not None:
-        return found, np.where(codes < 0, missing, codes).astype(np.int64)
-    if (codes < 0).any():
-        codes, found = np.where(codes < 0, len(found), codes), (*found, "")
-    return found, codes.astype(np.int64)
-
-
 # Services on a site's own Slurm, simulated with the same objects, cycles and predictions as on a live cluster.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlurmServiceReplay:
-    """Results of a replay with services under Slurm's rules.
-
-    Attributes
-    ----------
-    replay : SlurmReplay
-    active_services : tuple of ReplayedService
-    notes : tuple of str
-        Which models predicted, how often each service was called and what it did, for a person.
-    """
-
-    replay: SlurmReplay
-    active_services: tuple[ReplayedService, ...]
-    notes: tuple[str, ...]
-
-
-def simulate_services_on_slurm(
-    jobs: SlurmJobs,
-    site: SlurmSite,
-    services: Mapping[str, Service],
-    *,
-    history: LoadedHistory,
-    every: timedelta | None = None,
-    most: int = SITE_FACTOR_MOST,
-    most_of_one_user: float = 1.0,
-    jobwise: bool = True,
-    latency: SlurmLatency | None = None,
-    seed: int = 0,
-    progress: Progress = no_progress,
-) -> SlurmServiceReplay:
-    """Replay jobs under a site's own Slurm, with services acting as live.
-
-    Parameters
-    ----------
-    services : mapping of str to Service
-        Services by name, in the order in which their changes are applied.
-    history : LoadedHistory
-        The cluster with its earlier jobs; the predictor learns from them.
-    every : timedelta, optional
-        Least time between two calls of a service. None for each service's own.
-    most : int
-        Bound of the SiteFactor (``slurm.site_factor_most``).
-    most_of_one_user, jobwise
-        As for :func:`helios.app.service_replay.replay_services`.
-    latency : SlurmLatency, optional
-        How quickly the controller reacts.
-
-    Raises
-    ------
-    JobLargerThanPartition, PartitionUnknown
-        A job could never start.
-    """
-    active_services = replayed_services(services, every=every)
-    slurm = SimulatedSlurm(
-        jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
-    )
-    predictor = InWorkloadOrder(jobs.jobs, history=history, seed=seed, progress=progress)
-    label = f"Replaying {' + '.join(services)} on Slurm"
-    progress(label, 0.0)
-    replay_services(
-        slurm,
-        active_services,
-        predictor=predictor,
-        predict_again_s=PREDICT_AGAIN_S,
-        jobwise=jobwise,
-        most_of_one_user=most_of_one_user,
-        own_order=own_order_waits(jobs.jobs, slurm.snapshot_with(None).nodes),
-        progress=lambda done: progress(label, done / len(jobs.workload)),
-    )
-    progress(label, 1.0)
-    return SlurmServiceReplay(
-        replay=slurm.timeline.result(),
-        active_services=tuple(active_services),
-        notes=(*(_outcome_in_words(active) for active in active_services), *describe_sources(predictor.online)),
-    )
-
-
-class InWorkloadOrder(NamedPredictor):
-    """Predictor for jobs in the order of Slurm's own records.
-
-    It translates positions, because the tasks of an array are in another order there. It begins with what had ended
-    before them, the jobs of ``history``.
-
-    Attributes
-    ----------
-    online : ReplayTrainedPredictor
-        Learns during the replay; its jobs are in submission order.
-    place : int64 array of shape (n_jobs,)
-        Position of each job among these.
-    """
-
-    def __init__(self, jobs: pd.DataFrame, *, history: LoadedHistory, seed: int, progress: Progress) -> None:
-        there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
-        self.place = np.empty(len(jobs), dtype=np.int64)
-        self.place[there] = np.arange(len(jobs))
-        opening = jobs["submitted_at"].min().to_pydatetime()
-        self.online = ReplayTrainedPredictor(
-            jobs.iloc[there].reset_index(drop=True),
-            history=history.jobs,
-            model=train_before(history, history.jobs, opening, seed=seed, progress=progress),
-            seed=seed,
-            timezone=history.timezone,
-        )
-        self.source = np.full(len(jobs), -1, dtype=np.int16)
-        self.sources = self.online.sources
-
-    def ended(self, jobs: Ints, ended_s: Ints) -> None:
-        """Learn that ``jobs`` ended.
-
-        See :class:`helios.ports.ReplayPredictor`.
-        """
-        self.online.ended(self.place[jobs], ended_s)
-
-    def submitted(self, jobs: Ints, now_s: int) -> NDArray[np.float64]:
-        """Predict the run times of submitted ``jobs``.
-
-        See :class:`helios.ports.ReplayPredictor`.
-        """
-        return self._in_order(jobs, lambda place: self.online.submitted(place, now_s))
-
-    def waiting(self, jobs: Ints, now_s: int, *, running: Ints, since_s: Ints) -> NDArray[np.float64]:
-        """Predict the run times of pending ``jobs`` again.
-
-        See :class:`helios.ports.ReplayPredictor`.
-        """
-        on = self.place[running]
-        return self._in_order(jobs, lambda place: self.online.waiting(place, now_s, running=on, since_s=since_s))
-
-    def _in_order(self, jobs: Ints, predict: Callable[[Ints], NDArray[np.float64]]) -> NDArray[np.float64]:
-        place = self.place[jobs]
-        order = np.argsort(place)
-        quantiles_s = np.empty((len(jobs), len(RUN_TIME)))
-        quantiles_s[order] = predict(place[order])
-        self.source[jobs] = self.online.source[place]
-        return quantiles_s
-
-
-def _outcome_in_words(active: ReplayedService) -> str:
-    did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
-    text = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
-    if active.problems:
-        first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
-        text += f" It raised {first}{', and was suspended' if active.suspended else ''}."
-    return text

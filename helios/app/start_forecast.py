@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from helios.app.predictions import with_predictions
-from helios.app.slurm_whatif import slurm_jobs
+from helios.app.slurm_whatif_jobs import slurm_jobs
 from helios.errors import HostlistInvalid, NoSuchCluster, NotEnoughHistory
 from helios.model import NODE_STATES, QUEUE, Snapshot, seconds_of
 from helios.model.nodes import expand

@@ -91,7 +91,7 @@ class TrainingSet:
     names: tuple[str, ...]
 
 
-def fit_trees(training_set: TrainingSet, *, seed: int, progress: Progress) -> str:
+def fit_trees(training_set: TrainingSet, *, seed: int, progress: Progress = no_progress) -> str:
     """Return LightGBM's text of the trees.
 
     They are trained with one thread. The same seed gives the same trees.

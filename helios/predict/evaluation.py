@@ -231,6 +231,3 @@ def _notes(
     if untimed:
         notes.append(in_number(untimed, "jobs without a known run time count as submissions only."))
     return notes
-
-
-# Drift.

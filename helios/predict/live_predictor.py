@@ -254,12 +254,3 @@ def _is_among(values: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
 def _seconds(times: Any) -> NDArray[np.int64]:
     """Return times as s since the epoch, ``_UNKNOWN_S`` for unknown ones."""
     return np.asarray(times.asi8 // 1_000_000)
-
-
-# Remaining run time of a running job, from its prediction and its age.
-#
-# The run time T has a distribution through the three predicted quantiles, whose log-odds of having ended are piecewise
-# linear in log T: one line below the median, one from there to p90 (a log-logistic in two pieces, so that every
-# quantile of T given T > t has a closed form), and beyond p90 a third whose slope is the same for every job. There it
-# is a Pareto law: the remaining time is proportional to the elapsed time, so that a job far beyond its prediction is
-# expected neither to end at once nor to run for ever.

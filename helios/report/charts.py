@@ -29,9 +29,10 @@ from helios.metrics.queue import mean_level_over_time
 from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, timer_name
 from helios.report.energy_whatif import CES, ORACLE, EnergyWhatIf, PolicyResult
+from helios.report.gains import GroupGain, saved_gpu_hours
 from helios.report.history import STATES, Description
 from helios.report.tables import CONTROL_NAMES
-from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
+from helios.report.whatif import Run, WhatIf
 from helios.units import DAY_S, duration
 
 # Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color, 2002).

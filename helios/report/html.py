@@ -21,9 +21,10 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fiel
 from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
+from helios.report.gains import GroupGain, biggest_users, by_size, by_user, losing_jobs
 from helios.report.history import Description
 from helios.report.tables import CONTROL_NAMES, describe_missing
-from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
+from helios.report.whatif import WhatIf
 from helios.report.whatif_tables import best_figures
 from helios.units import change, duration, format_signed, percent
 

@@ -623,6 +623,3 @@ class AgeingRunner:
     def _next_s(self, now_s: int) -> int:
         step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))
         return int(self._ageing.at_s[step]) if step < len(self._ageing.at_s) else NEVER
-
-
-# Trace of one job.

@@ -119,6 +119,3 @@ def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
     if isinstance(sql_type, (sa.BigInteger, sa.Integer)):
         return pa.int64()
     return pa.float64() if isinstance(sql_type, sa.Double) else pa.string()
-
-
-# Bulk transport for SQLite. Columns become rows of Python objects in small batches, passed to ``executemany``.

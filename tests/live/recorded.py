@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.slurm_whatif import SlurmJobs, pooled_easy, slurm_jobs
+from helios.app.slurm_whatif_jobs import SlurmJobs, slurm_jobs
+from helios.app.slurm_whatif_pool import pooled_easy
 from helios.model import JOBS, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.report.tables import Fidelity, fidelity

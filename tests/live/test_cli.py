@@ -63,7 +63,7 @@ def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
     assert findings["controller"] == "ok" and findings["history"] == "fail"
     read: list[int] = []  # the accounting learns of a job a little later than the controller
     rig.until(lambda: read.append(shell.answers("trace", "sync")["jobs_new"]) or sum(read) >= 6)  # type: ignore[func-returns-value]  # because None goes on
-    assert shell.answers("mode") == {"qssf": {"mode": "shadow", "partitions": [], "percent": None}}
+    assert shell.answers("mode")["qssf"]["mode"] == "shadow"
 
     planned = shell.answers("cycle", "--as", "active")
     moved = planned["counts"]["qssf"]["would"]

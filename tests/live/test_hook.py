@@ -361,7 +361,7 @@ def helios(hooked: Hooked, tmp_path: Path) -> Helios:
 
 def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios: Helios) -> None:
     helios.says("mode", "qssf", "active", "--reason", "a test")
-    helios.says("hook", "publish", HELIOS_HOOK_PUBLISH="true")
+    helios.says("hook", "--publish", HELIOS_HOOK_PUBLISH="true")
     job = hooked.rig.submit(user="alice")
     at_submission = hooked.place_of(job)
     assert at_submission > 0 and at_submission % 100 == 37
@@ -384,7 +384,7 @@ def test_the_doctor_fails_while_new_jobs_get_no_place(hooked: Hooked, helios: He
     assert "hook.publish is false" in helios.says("mode", "qssf", "active", "--reason", "a test")
     assert helios.fails() == {"hook"}
     assert helios.fails(**publishes) == {"hook"}, "there is no table"
-    helios.says("hook", "publish", **publishes)
+    helios.says("hook", "--publish", **publishes)
     assert helios.fails(**publishes) == set()
     hooked.use("function slurm_job_submit() return slurm.SUCCESS end function slurm_job_modify() return 0 end")
     try:

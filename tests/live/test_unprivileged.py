@@ -124,7 +124,7 @@ def test_no_lock_can_be_held_by_another_account(service: Service) -> None:
 
 def test_no_file_can_be_read_or_written_by_another_account(service: Service) -> None:
     service.run("nightly")
-    service.run("hook", "publish", HELIOS_HOOK_PUBLISH="true")
+    service.run("hook", "--publish", HELIOS_HOOK_PUBLISH="true")
     kept = [path for path in service.folder.rglob("*") if path.is_file() and path.name != "log"]
     assert {"helios.db"} < {path.name for path in kept}
     found = by_alice(service.rig, "find", str(service.folder), "-type", "f", "(", "-readable", "-o", "-writable", ")")

@@ -103,7 +103,7 @@ def test_the_sibling_that_ran_counts(helios: Helios, tmp_path: Path) -> None:
 
 @needs_cases
 def test_no_use_and_no_memory_of_a_gpu_is_not_measured(helios: Helios) -> None:
-    words = ("advise", "-a", "--trace", CASES / "10_mig_trace.txt", "--usage", CASES / "10_mig_usage.txt")
+    words = ("advise", "--user", "all", "--trace", CASES / "10_mig_trace.txt", "--usage", CASES / "10_mig_usage.txt")
     window = ("--from", "2024-05-01", "--to", "2024-05-31")
     found = helios(*words, *window, "--json").json
     assert found["jobs_measured"] > 0 and "gpus_unused" not in {one["kind"] for one in found["advice"]}

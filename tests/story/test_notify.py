@@ -21,24 +21,24 @@ def test_a_test_says_what_became_of_each_channel(tmp_path: Path) -> None:
             HELIOS_NOTIFY_SMTP="127.0.0.1:1",
             HELIOS_CONTROL_STATE_FOLDER=str(tmp_path),
         )
-        found = helios("notify", "test", "--json", code=1).json
+        found = helios("notify", "--test", "--json", code=1).json
         assert found["slack"] == "sent"
         assert "127.0.0.1:1" in found["mail"] and "refused" in found["mail"]
         assert chat.bodies[0]["text"].startswith("Helios on this machine: a test")
         shown = helios("config")
         assert "hook/secret" not in shown.out and "127.0.0.1" in shown.out
-    refused = shell(tmp_path)("notify", "test", code=2)
+    refused = shell(tmp_path)("notify", "--test", code=2)
     assert "notify.mail_to" in refused.err
 
 
 def test_what_lasts_is_listed(tmp_path: Path) -> None:
     helios = shell(tmp_path, HELIOS_CONTROL_STATE_FOLDER=str(tmp_path))
-    assert "Nothing lasts" in helios("notify", "list").out
+    assert "Nothing lasts" in helios("notify").out
     entry = {"scope": "jobs", "began_at": datetime(2026, 11, 20, tzinfo=UTC).isoformat(), "gone_at": None}
     told = {"suspended jobs: paused": entry | {"sent": ["mail"], "subject": "nothing is done: [paused]"}}
     (tmp_path / "notices-jobs.json").write_text(json.dumps({"told": told}))
-    assert "nothing is done: [paused]" in helios("notify", "list").out
-    (cause,) = helios("notify", "list", "--json").json["causes"]
+    assert "nothing is done: [paused]" in helios("notify").out
+    (cause,) = helios("notify", "--json").json["causes"]
     assert (cause["cause"], cause["sent"]) == ("suspended jobs: paused", ["mail"])
 
 

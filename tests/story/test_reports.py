@@ -1,7 +1,7 @@
 """An admin's morning: history and predictions are loaded, decisions were written; every report is asked for."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.policy import default
 from pathlib import Path
@@ -196,7 +196,7 @@ def test_predictions_are_judged_by_user(helios: Helios) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("usage", "-S", "yestreday"), "not a moment"),
+        (("usage", "-S", "yestreday"), "not a date or time"),
         (("usage", "-S", "now", "-E", "now-1days"), "before the end"),
         (("usage", "-o", "usr"), "no field 'usr'"),
         (("usage", "-P", "--json"), "Give one of them"),
@@ -337,7 +337,8 @@ def test_reports_of_real_traces_add_up(
     since, until = TRACE_REPORTS[trace]
     with Warehouse.open(f"sqlite:///{tmp_path / 'helios.db'}") as opened:
         name = opened.clusters()["name"].iloc[0]
-        begin, end = (datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in (since, until))
+        begin, last = (datetime.fromisoformat(f"{day}T00:00:00+00:00") for day in (since, until))
+        end = last + timedelta(days=1)
         jobs, every = opened.jobs(name, since=begin, until=end), opened.jobs(name)
     held_s = every["ended_at"].clip(upper=end) - every["started_at"].clip(lower=begin)
     hours = (every["gpus"] * held_s.dt.total_seconds().clip(lower=0).fillna(0)).sum() / 3600

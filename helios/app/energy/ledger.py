@@ -9,60 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas.errors import EmptyDataError, ParserError
 
-from helios.app.energy.node_states import (
-    SPARE,
-    NodePowerState,
-    NodeTimes,
-    RecordedNodes,
-    Spans,
-    count_wakes,
-    recorded_nodes,
-    seconds,
-    sum_by_bin,
-)
+from helios.app.energy.idle_timer import idle_gaps, split_by_timer
+from helios.app.energy.node_states import SPARE, NodePowerState, NodeTimes, Spans, count_wakes, sum_by_bin
+from helios.app.energy.node_tallies import tally_states
+from helios.app.energy.recorded_nodes import RecordedNodes, recorded_nodes
+from helios.app.energy.tariff import Tariff, tariff_from
 from helios.app.reports import ReportContext, ReportQuery, open_context
 from helios.config import Energy
-from helios.errors import FileUnreadable, FormatUnknown
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
-from helios.units import percent
+from helios.units import HOUR_S, percent
 from helios.warehouse import Warehouse
-
-# What Slurm's own idle timer would have done with the same jobs at the same times, node by node.
-#
-# A node that was idle for the timer's length falls asleep. It starts to wake early enough to be up for its next job.
-# In truth the job would have waited for that boot. The comparison therefore favours the timer, and the savings against
-# it are rather too small than too large.
 
 Amounts = Mapping[str, NDArray[np.float64]]
 """Amounts by name, of groups of nodes in intervals of time."""
 DRAWS = 2_000
 """Bootstrap samples of the days; with so many, the ends of the interval move by less than a twentieth of its width."""
 FEWEST_DAYS = 5
-
-HOLDS_S = 1_800
-"""Longest time for which a count holds, s. Cycles are minutes apart; a daemon that did not run counted nothing."""
-LEAST_SEEN = 0.5
-"""Share of an interval that counts must cover for a result."""
-
-TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
-G_PER_KG = 1_000
-
-_HINT = (
-    "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
-    "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
-)
-
-HOUR_S = 3_600
 BAND = 0.2
 """Relative error of the model's wattages. Nodes of one make differ by about a tenth, and sites rarely measure them."""
 LEAD = timedelta(days=1)
@@ -70,61 +40,7 @@ LEAD = timedelta(days=1)
 MOST_LEVELS = 400
 """Most points of a figure of node counts; a reader cannot distinguish more."""
 _WATTS = ("node_idle_w", "gpu_busy_w", "cpu_busy_w", "node_sleep_w", "boot_w", "cooling_factor", "boot_s", "shutdown_s")
-
 _LEVELS = ("busy", "idle", "asleep", "out", "falling_asleep", "waking", "unseen", "unknown")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gaps:
-    """Intervals in which a node was in service and held no job.
-
-    Attributes
-    ----------
-    spans : Spans
-    woken : bool array of shape (n,)
-        Whether a job on that node ended the interval.
-    """
-
-    spans: Spans
-    woken: NDArray[np.bool_]
-
-
-def idle_gaps(times: NodeTimes) -> Gaps:
-    """Return each node's maximal intervals without a job while in service.
-
-    The node is idle, asleep, falling asleep or waking in them.
-    """
-    spare = np.isin(times.state, SPARE)
-    follows = np.append(False, times.node[1:] == times.node[:-1]) if len(times.node) else np.array([], dtype=bool)
-    before = np.append(False, spare[:-1]) if len(spare) else spare
-    first = spare & ~(follows & before)
-    last = spare & ~np.append((follows & spare)[1:], False) if len(spare) else spare
-    ends = np.flatnonzero(last)
-    after = np.minimum(ends + 1, len(times.node) - 1)
-    woken = (after > ends) & (times.node[after] == times.node[ends]) & (times.state[after] == NodePowerState.BUSY)
-    spans = Spans(node=times.node[first], start_s=times.start_s[first], end_s=times.end_s[ends])
-    return Gaps(spans=spans, woken=woken)
-
-
-def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
-    """Return what an idle timer would have done in these gaps.
-
-    Parameters
-    ----------
-    timer_s : float
-        Idle time after which a node falls asleep, s; inf for nodes that stay awake.
-    """
-    start, end = gaps.spans.start_s, gaps.spans.end_s
-    dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
-    sleeps = np.minimum(dozes + int(shutdown_s), end)
-    wakes = np.where(gaps.woken, np.maximum(end - int(boot_s), sleeps), end)
-    cuts = {
-        NodePowerState.IDLE: (start, dozes),
-        NodePowerState.FALLING_ASLEEP: (dozes, sleeps),
-        NodePowerState.ASLEEP: (sleeps, wakes),
-        NodePowerState.WAKING: (wakes, end),
-    }
-    return {state: Spans(node=gaps.spans.node, start_s=first, end_s=last) for state, (first, last) in cuts.items()}
 
 
 def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
@@ -140,179 +56,6 @@ def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[
         picks = np.random.default_rng(0).integers(len(saved_by_day), size=(DRAWS, len(saved_by_day)))
         low, high = (float(end) for end in np.quantile(saved_by_day[picks].sum(axis=1), [0.025, 0.975]))
     return low - band * abs(low), high + band * abs(high)
-
-
-# Node counts of each control cycle, as node seconds. They check the accounting and say which sleep Helios caused.
-
-
-def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """Return node counts (``NODE_TALLIES``) as node seconds of all pools between ``edges_s``.
-
-    Returns
-    -------
-    dict of float64 arrays of shape (n_intervals,)
-        In service (``total``), ``asleep``, asleep because Helios asked for it (``helios``), and ``wanted`` awake by a
-        service. Pools for which no service was called count as wanted with the nodes that were awake; NaN where no
-        service was called for any pool. All are NaN where too little of the interval was covered.
-    """
-    if tallies.empty:
-        return dict.fromkeys(("total", "asleep", "helios", "wanted"), np.full(len(edges_s) - 1, np.nan))
-    rows = tallies.sort_values(["pool", "taken_at"], kind="stable")
-    pool = rows["pool"].cat.codes.to_numpy().astype(np.int64)
-    start_s = seconds(rows["taken_at"])
-    same = np.append(pool[1:] == pool[:-1], False)
-    end_s = np.where(same, np.minimum(np.append(start_s[1:], 0), start_s + HOLDS_S), start_s + HOLDS_S).astype(np.int64)
-    one_group = np.zeros(int(pool.max()) + 1, dtype=np.int64)
-
-    def summed(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        spans = Spans(node=pool, start_s=start_s, end_s=end_s, weight=weight)
-        found: NDArray[np.float64] = sum_by_bin(spans, edges_s=edges_s, group=one_group, n_groups=1)[0]
-        return found
-
-    asleep, falling, total, by_helios = (
-        rows[name].to_numpy(dtype=np.float64) for name in ("asleep", "falling_asleep", "total", "by_helios")
-    )
-    counts = {
-        "total": total,
-        "asleep": asleep,
-        "helios": by_helios * asleep / np.maximum(asleep + falling, 1),
-        "wanted": np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"]),
-    }
-    seen = summed(np.ones(len(pool))) / (len(np.unique(pool)) * np.diff(edges_s))
-    enough = seen >= LEAST_SEEN
-    # The covered part of an interval stands for the rest of it.
-    share = np.where(enough, seen, 1.0)
-    found = {name: np.where(enough, summed(count) / share, np.nan) for name, count in counts.items()}
-    called = summed(rows["wanted"].notna().to_numpy().astype(np.float64)) > 0
-    found["wanted"] = np.where(called, found["wanted"], np.nan)
-    return found
-
-
-# Price and carbon of a kWh, from a file of hourly values or from two constants.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tariff:
-    """Price and carbon of a kWh over time, as step functions.
-
-    Attributes
-    ----------
-    since_s : int64 array of shape (n,)
-        From when each value holds, s since the epoch, ascending. Empty where the constants always hold.
-    price_per_kwh, co2_g_per_kwh : float64 arrays of shape (n,)
-    before : pair of float
-        Price and carbon before the first of them, the constants of the configuration.
-    source : str
-        The file; empty for the configuration.
-    """
-
-    since_s: NDArray[np.int64]
-    price_per_kwh: NDArray[np.float64]
-    co2_g_per_kwh: NDArray[np.float64]
-    before: tuple[float, float]
-    source: str = ""
-
-    def cost_of(
-        self, kwh: NDArray[np.float64], *, edges_s: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return cost and kg of carbon dioxide of energy in time intervals.
-
-        The energy is taken to be drawn evenly within each interval.
-
-        Parameters
-        ----------
-        kwh : array of shape (..., n)
-        edges_s : array of shape (n + 1,)
-            Where the intervals begin and the last one ends, s since the epoch, ascending.
-        """
-        price = self._means(self.price_per_kwh, self.before[0], edges_s)
-        carbon = self._means(self.co2_g_per_kwh, self.before[1], edges_s)
-        return kwh * price, kwh * carbon / G_PER_KG
-
-    def notes(self, begin_s: int, end_s: int) -> list[str]:
-        """Return notes on times in [begin_s, end_s) without values in the file.
-
-        Each says what was used instead.
-        """
-        if not self.source:
-            return []
-        said = []
-        if len(self.since_s) == 0 or begin_s < self.since_s[0]:
-            first = "nothing" if len(self.since_s) == 0 else f"only from {_written(self.since_s[0])} on"
-            said.append(f"{self.source} tells prices {first}: before it those of [energy] are taken.")
-        if len(self.since_s) and end_s > self.since_s[-1] + _step_s(self.since_s):
-            said.append(
-                f"{self.source} ends at {_written(self.since_s[-1])}: the last price and carbon hold from there on."
-            )
-        return said
-
-    def _means(self, values: NDArray[np.float64], before: float, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the mean of a step function within each interval."""
-        if len(values) == 0:
-            return np.full(len(edges_s) - 1, before)
-        first = min(int(edges_s[0]), int(self.since_s[0]) - 1)
-        last = max(int(edges_s[-1]), int(self.since_s[-1]) + 1)
-        knots = np.concatenate([[first], self.since_s, [last]])
-        areas = np.concatenate([[0.0], np.cumsum(np.diff(knots) * np.concatenate([[before], values]))])
-        means: NDArray[np.float64] = np.diff(np.interp(edges_s, knots, areas)) / np.diff(edges_s)
-        return means
-
-
-def tariff_from(energy: Energy) -> Tariff:
-    """Return the tariff of the configuration, constants or a file.
-
-    Raises
-    ------
-    FileUnreadable
-        The file is not there, or not readable.
-    FormatUnknown
-        It lacks a column, or a line has no time or no number.
-    """
-    before = (energy.price_per_kwh, energy.co2_g_per_kwh)
-    if not energy.hourly:
-        since_s, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return Tariff(since_s=since_s, price_per_kwh=nothing, co2_g_per_kwh=nothing, before=before)
-    path = Path(energy.hourly).expanduser()
-    try:
-        table = pd.read_csv(path, dtype="str", skipinitialspace=True)
-    except (OSError, UnicodeDecodeError) as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason}", hint="Correct energy.hourly.") from reason
-    except (ParserError, EmptyDataError) as reason:
-        raise FormatUnknown(f"{path} is not a CSV file: {reason}", hint=_HINT) from reason
-    table.columns = table.columns.str.strip()
-    if TIME not in table or not {PRICE, CARBON} & set(table.columns):
-        there = ", ".join(map(str, table.columns)) or "none"
-        raise FormatUnknown(f"{path} has the columns {there}.", hint=_HINT)
-    moments = pd.to_datetime(table[TIME], utc=True, errors="coerce", format="ISO8601")
-    _refuse(moments.isna(), table, path, TIME, "no time")
-    told = pd.DataFrame({TIME: moments.to_numpy(dtype="datetime64[s]").astype(np.int64)})
-    for name, constant in zip((PRICE, CARBON), before, strict=True):
-        told[name] = pd.to_numeric(table[name], errors="coerce") if name in table else constant
-        _refuse(~np.isfinite(told[name]), table, path, name, "no number")
-    # Of several lines with one time the last counts.
-    told = told.sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
-    since_s, price, carbon = (told[name].to_numpy() for name in (TIME, PRICE, CARBON))
-    return Tariff(
-        since_s=since_s,
-        price_per_kwh=price.astype(np.float64),
-        co2_g_per_kwh=carbon.astype(np.float64),
-        before=before,
-        source=str(path),
-    )
-
-
-def _refuse(wrong: pd.Series, table: pd.DataFrame, path: Path, name: str, what: str) -> None:
-    """Raise FormatUnknown for the first wrong value of a column."""
-    for row in np.flatnonzero(wrong.to_numpy())[:1]:
-        raise FormatUnknown(f"{path}, line {row + 2}: {name} is {table[name].iloc[row]!r}, {what}.", hint=_HINT)
-
-
-def _step_s(since_s: NDArray[np.int64]) -> int:
-    return int(np.median(np.diff(since_s))) if len(since_s) > 1 else HOUR_S
-
-
-def _written(moment_s: int) -> str:
-    return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def energy_report(query: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:

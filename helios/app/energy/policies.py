@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import HOUR_S, tariff_from
+from helios.app.energy.tariff import tariff_from
 from helios.config import Energy
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.metrics.statistics import mean_interval
 from helios.report.energy_whatif import PolicyResult, WeeklySaving
 from helios.simulate.node_series import SeriesRun
-from helios.units import DAY_S
+from helios.units import DAY_S, HOUR_S
 
 WEEK_H = 7 * 24
 LEAST_WEEKS = 3

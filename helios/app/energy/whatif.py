@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.energy.policies import LEAST_WEEKS, policy_result, weekly_savings
 from helios.app.energy.spare_nodes import (
     PLAIN_RULE,
@@ -30,6 +29,7 @@ from helios.app.energy.spare_nodes import (
     timer_rule,
     use_of_pools,
 )
+from helios.app.energy.tariff import tariff_from
 from helios.app.history import LoadedHistory
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy
@@ -54,7 +54,7 @@ from helios.simulate.node_replay import NodeReplay
 from helios.simulate.node_series import SeriesRun
 from helios.slurm.node_weights import BLOCK_NODES
 from helios.slurm.power import COUNTS_BUSY_SINCE
-from helios.units import DAY_S, count_in_words, percent, rounded_duration
+from helios.units import DAY_S, HOUR_S, count_in_words, percent, rounded_duration
 
 Levels = NDArray[np.int64]
 

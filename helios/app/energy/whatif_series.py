@@ -14,9 +14,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import tariff_from
 from helios.app.energy.policies import policy_result, weekly_savings
 from helios.app.energy.spare_nodes import PLAIN_RULE, levels_of_oracle, timer_rule
+from helios.app.energy.tariff import tariff_from
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.metrics.spare_nodes import (

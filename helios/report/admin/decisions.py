@@ -20,7 +20,7 @@ from helios.actions import Result
 from helios.metrics.queue import mean_by_size
 from helios.model import DECISIONS, Mode, Sizes
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
-from helios.report.whatif import compare_sizes
+from helios.report.gains import compare_sizes
 from helios.units import duration_in_words
 
 CONTROL = "helios"

@@ -14,6 +14,7 @@ from helios.app.reports import ReportQuery, usage_report
 from helios.model import Batch, in_submission_order
 from helios.report.admin.sacct_format import as_json
 from helios.warehouse import Warehouse
+from helios.warehouse.revisions import LIVE_SOURCE
 from tests.builders import a_job, jobs_frame, rejects_frame
 
 ZONE = "Europe/Berlin"
@@ -25,7 +26,7 @@ PENDING: dict[str, Any] = {**UNENDED, "state": "PENDING", "started_at": None}
 
 
 class Site:
-    """A warehouse with one history."""
+    """A warehouse with the history of a live cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder / 'helios.db'}"
@@ -34,6 +35,7 @@ class Site:
         with Warehouse.open(self.url) as warehouse:
             batch = Batch(jobs=in_submission_order(jobs_frame(*jobs)), rejects=rejects_frame(), bytes_read=0)
             warehouse.load([batch], cluster="c", path="p", sha256="0", format="sacct", timezone=ZONE)
+            warehouse.add_coverage("c", source=LIVE_SOURCE, started_at=NOW, ended_at=NOW, read_at=NOW)
 
     def rows(self, start: str, end: str, *, group: str = "user", now: datetime = NOW) -> dict[str, dict[str, Any]]:
         """Return the rows of a report by group, with the total as ``Total``."""

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.slurm_whatif import capacity, job_pools, pooled_easy, slurm_jobs
+from helios.app.slurm_whatif_jobs import slurm_jobs
+from helios.app.slurm_whatif_pool import capacity, job_pools, pooled_easy
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
 from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite

@@ -13,13 +13,9 @@ import pytest
 
 from helios.actions import Action, Place, Reorder, Result
 from helios.app.history import LoadedHistory
-from helios.app.slurm_whatif import (
-    SlurmJobs,
-    SlurmServiceReplay,
-    simulate_services_on_slurm,
-    slurm_jobs,
-    slurm_whatif,
-)
+from helios.app.slurm_whatif import slurm_whatif
+from helios.app.slurm_whatif_jobs import SlurmJobs, slurm_jobs
+from helios.app.slurm_whatif_services import SlurmServiceReplay, simulate_services_on_slurm
 from helios.app.whatif import WhatIfRequest
 from helios.model import Snapshot
 from helios.ownership import site_factor

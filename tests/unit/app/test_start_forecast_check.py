@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.slurm_whatif import slurm_jobs
+from helios.app.slurm_whatif_jobs import slurm_jobs
 from helios.app.start_forecast import WIDER, check_starts, compare_forecasts, store_check, stored_widening
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from helios.report import charts
-from helios.report.whatif import JobNames, WhatIf, by_user
+from helios.report.gains import by_user
+from helios.report.whatif import JobNames, WhatIf
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 N = 60

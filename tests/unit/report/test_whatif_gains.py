@@ -5,17 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.report.whatif import (
-    GroupGain,
-    JobNames,
-    Run,
-    WhatIf,
-    biggest_users,
-    by_size,
-    by_user,
-    losing_jobs,
-    saved_gpu_hours,
-)
+from helios.report.gains import GroupGain, biggest_users, by_size, by_user, losing_jobs, saved_gpu_hours
+from helios.report.whatif import JobNames, Run, WhatIf
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 

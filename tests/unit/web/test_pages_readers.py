@@ -341,7 +341,7 @@ def test_a_strangers_request_costs_the_same_whosever_the_job_is(
             assert work.of(web, job)[1:4] == (1, 1, 200)
 
 
-def test_where_the_queue_cannot_be_read_only_own_jobs_of_the_history_are_told(shared: SharedSite) -> None:
+def test_without_a_queue_only_own_jobs_of_the_history_are_told(shared: SharedSite) -> None:
     def unreachable(_: Any) -> LiveCluster:
         raise ClusterUnavailable("slurmctld does not answer")
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.app.energy.ledger import energy_ledger, idle_gaps, ledger_interval, split_by_timer
+from helios.app.energy.idle_timer import idle_gaps, split_by_timer
+from helios.app.energy.ledger import energy_ledger, ledger_interval
 from helios.app.energy.node_states import (
     NodePowerState,
     NodeTimes,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.energy.ledger import Tariff, tariff_from
+from helios.app.energy.tariff import Tariff, tariff_from
 from helios.config import Energy
 from helios.errors import FileUnreadable, FormatUnknown
 
