@@ -1,5 +1,6 @@
-"""What Slurm's own idle timer would have done with the same jobs at the same times, node by node.
+"""What Slurm's own idle timer would have done with the same jobs.
 
+It is computed node by node, at the same times.
 A node that was idle for the timer's length falls asleep. It starts to wake early enough to be up for its next job. In
 truth the job would have waited for that boot. The comparison therefore favours the timer, and the savings against it
 are rather too small than too large.

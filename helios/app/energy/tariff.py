@@ -1,4 +1,7 @@
-"""Price and carbon of a kWh, from a file of hourly values or from two constants."""
+"""Price and carbon of a kWh.
+
+They come from a file of hourly values, or are two constants.
+"""
 
 from __future__ import annotations
 
