@@ -13,7 +13,10 @@ HISTORIES = {
 
 
 @needs_traces
-@pytest.mark.parametrize("file", HISTORIES)
+@pytest.mark.parametrize(
+    "file",
+    [file if file.startswith("KTH") else pytest.param(file, marks=pytest.mark.nightly) for file in HISTORIES],
+)
 def test_whatif_and_evaluate_give_one_verdict(helios: Helios, file: str) -> None:
     history = ("--trace", TRACES / file, *HISTORIES[file], "--draws", "2", "--json")
     what_if = helios("whatif", *history, "--policy", "fifo", "--oversized", "skip").json["verdict"]
