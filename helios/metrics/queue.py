@@ -130,26 +130,6 @@ def utilization(
     return busy_gpu_s / (total_gpus * span_s) if span_s > 0 else 0.0
 
 
-def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds) -> float | None:
-    """Return the standard error of a mean over jobs, clustered by day.
-
-    Days are taken as independent, jobs are not: those of one day wait behind the same jobs, so that there are far fewer
-    independent observations than jobs. Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference,
-    J. Human Resources 50(2), 2015.
-
-    Returns
-    -------
-    float or None
-        In the unit of ``values``; None where jobs were submitted on fewer than ``FEWEST_DAYS`` days.
-    """
-    _, day = np.unique(submitted_s // DAY_S, return_inverse=True)
-    n_days = int(day.max()) + 1
-    if n_days < FEWEST_DAYS:
-        return None
-    off = np.bincount(day, weights=values - values.mean())
-    return float(np.sqrt(n_days / (n_days - 1) * np.sum(off**2)) / len(values))
-
-
 def mean_level_over_time(
     *, begins_s: Seconds, ends_s: Seconds, weight: Weights | None = None, edges_s: Seconds
 ) -> NDArray[np.float64]:

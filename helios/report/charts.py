@@ -92,8 +92,6 @@ LAYERS = (
     ("unknown", "unknown", PALE),
 )
 
-DPI = 130
-
 HEIGHT_IN = 2.7
 
 HALF_BAR_S = 32_400

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
@@ -24,14 +24,13 @@ from helios.app.energy.node_states import (
     sleep_reasons,
     unread_spans,
 )
+from helios.app.reports import LONGEST_HELD
 from helios.config import Energy
 from helios.errors import HostlistInvalid, NotEnoughHistory
 from helios.model import JobState, unknown_gpus_note
 from helios.model.nodes import expand
 from helios.warehouse import Warehouse
 
-LONGEST_HELD = timedelta(days=60)
-"""How long before a window jobs are read. A job submitted earlier that still runs in the window is missed."""
 ORDER_HOLDS_S = 3_600
 """A sleep that begins later than this after Helios' order, s, is attributed to another cause."""
 NO_PARTITION = "partition unknown"

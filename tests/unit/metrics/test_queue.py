@@ -13,7 +13,6 @@ from helios.metrics.queue import (
     QueueSummary,
     bounded_slowdown,
     mean_level_over_time,
-    standard_error_of_mean,
     summarize_queue,
 )
 from helios.model import SIZE_CLASSES, is_large, largest_nodes, size_class
@@ -107,17 +106,3 @@ def test_a_mean_level_is_the_mean_over_every_second(jobs: list[tuple[int, int, i
 def test_without_weights_each_job_counts_once() -> None:
     begins, ends = np.array([0, 0]), np.array([10, 5])
     assert mean_level_over_time(begins_s=begins, ends_s=ends, edges_s=np.array([0, 10])).tolist() == [1.5]
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-50, 50)), min_size=1, max_size=60))
-def test_a_standard_error_is_that_of_the_sums_of_days(jobs: list[tuple[int, int]]) -> None:
-    submitted = np.array([day * 86_400 + place for place, (day, _) in enumerate(jobs)], dtype=np.int64)
-    error = standard_error_of_mean(np.array([value for _, value in jobs], dtype=np.float64), submitted_s=submitted)
-    days = {day for day, _ in jobs}
-    if len(days) < 5:
-        assert error is None
-        return
-    mean = statistics.fmean(value for _, value in jobs)
-    off = [sum(value - mean for of, value in jobs if of == day) for day in days]
-    variance = len(days) / (len(days) - 1) * sum(total**2 for total in off)
-    assert error == pytest.approx(variance**0.5 / len(jobs))
