@@ -20,7 +20,7 @@ from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.blocks import Finding
 from helios.metrics.capacity import WHOLE, CapacitySource, ClusterCapacity
 from helios.metrics.history import COLUMNS, StudyHistory, read_history
-from helios.metrics.window import RECORD_COLUMNS, record_window
+from helios.metrics.window import RECORD_COLUMNS, RecordWindow, record_window
 from helios.model import UntrackedGpus
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, write_private
@@ -300,21 +300,18 @@ def study(
     progress("Studying", 0.0)
     notes, size = loaded.notes, loaded.capacity
     record = loaded.record or record_window(loaded.jobs)
+    jobs = _select_partitions(loaded.jobs[list(COLUMNS)], partitions)
+    _refuse_empty(len(jobs), loaded.cluster, record)
     history = read_history(
-        _select_partitions(loaded.jobs[list(COLUMNS)], partitions),
+        jobs,
         cluster=loaded.cluster,
         timezone=loaded.timezone,
         since=since,
         until=until,
         resource=resource,
     )
-    del loaded  # so that only one history is in memory, unless the caller keeps it
-    if not len(history.size):
-        spans = "" if record is None else f"; the record spans {record.span}"
-        raise NotEnoughHistory(
-            f"No job of {history.cluster} was submitted, waited or ran in the window{spans}.",
-            hint="Choose --from and --to within it.",
-        )
+    del loaded, jobs  # so that only one history is in memory, unless the caller keeps it
+    _refuse_empty(len(history.size), history.cluster, record)
     records = _with_size(records or NodeRecords(), size)
     capacity = find_capacity(
         history,
@@ -389,6 +386,16 @@ def find_all(
         for finding in findings
     ]
     return sorted(with_reasons, key=lambda finding: finding.number)
+
+
+def _refuse_empty(n_jobs: int, cluster: str, record: RecordWindow | None) -> None:
+    """Raise an error where a window has no job."""
+    if not n_jobs:
+        spans = "" if record is None else f"; the record spans {record.span}"
+        raise NotEnoughHistory(
+            f"No job of {cluster} was submitted, waited or ran in the window{spans}.",
+            hint="Choose --from and --to within it.",
+        )
 
 
 def _with_size(records: NodeRecords, size: ClusterCapacity | None) -> NodeRecords:

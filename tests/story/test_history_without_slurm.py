@@ -130,3 +130,8 @@ def test_nodes_of_a_history_are_refused_in_plain_words(web: TestClient) -> None:
     answer = web.get("/nodes", headers=JSON)
     assert answer.status_code == 404
     assert "not the live cluster" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("window", [("--from", "2031-01"), ("--to", "2011-01")])
+def test_a_window_without_jobs_names_the_span_of_the_record(helios: Helios, window: tuple[str, str]) -> None:
+    assert "the record spans 2016-12-22 to 2017-01-01" in helios("study", *window, code=1).err
