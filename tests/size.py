@@ -28,13 +28,13 @@ BUDGET = {
     "cli": 2_900,
     "testing": 1_400,
     "web": 850,
-    "training": 10_450,
+    "training": 12_500,
     "study": 5_500,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what."""
 GROWTH = 0.05
-GOALS = {"core": 46_500, "training": 10_500, "study": 5_500}
+GOALS = {"core": 46_500, "training": 12_500, "study": 5_500}
 """Code lines that the core and each wing are to come down to."""
 NO_CODE = {
     tokenize.COMMENT,
