@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from helios.cli.options import AsJson, Gain, Report, configuration, low_high
-from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, width, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
 
@@ -35,6 +35,9 @@ Slots = Annotated[
 ]
 Memory = Annotated[
     str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
+]
+Pool = Annotated[
+    Path | None, Argument(help="Folder of the pool, or its sweep file. Default: the only pool in this folder.")
 ]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
@@ -108,7 +111,7 @@ def run_(
     if events:
         print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
     else:
-        print_result(result.to_json(), pool_table(result), as_json=as_json)
+        print_result(result.to_json(), pool_table(result, width=width()), as_json=as_json)
     if result.reason:
         print_message(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
     if result.exit_code:
@@ -175,6 +178,58 @@ def submit_(
         return
     jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
     print_result(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
+@commands.command("status", epilog="Example: helios pool status sweep.pool")
+def status_(pool: Pool = None, as_json: AsJson = False) -> None:
+    """Show whether a pool runs, how far it is, and what failed.
+
+    It reads the pool's folder and changes nothing, whether the pool runs, has ended or was killed. The time left is
+    told from trials that ended, and is unknown before three have.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import status_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool))
+    print_result(status.to_json(), *status_lines(status, width=width()), as_json=as_json)
+
+
+@commands.command("best", epilog="Example: helios pool best sweep.pool --count 3 --json")
+def best_(
+    pool: Pool = None,
+    count: Annotated[int, Option("-n", "--count", min=1, help="How many of the best trials.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trials so far, and what runs each again.
+
+    With parameters, metrics, the folder of checkpoints, the command, the commit and the versions of packages.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import best_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool))
+    trials = status.best(count)
+    found = {"metric": status.about.get("metric") or None, "trials": [status.result_json(trial) for trial in trials]}
+    print_result(found, *best_lines(status, trials), as_json=as_json)
+
+
+@commands.command("show", epilog="Example: helios pool show 12 sweep.pool")
+def show_(
+    number: Annotated[int, Argument(min=0, help="Number of the trial.")], pool: Pool = None, as_json: AsJson = False
+) -> None:
+    """Show all that is known of a trial.
+
+    That is each attempt with its device, time, memory, why it was started and how it ended, the last lines of its log,
+    and what ran: commit, packages, seed.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import show_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool), history_of=number)
+    trial = status.trial(number)
+    attempts, log = status.attempts(trial), status.log_end(trial)
+    found = {**status.result_json(trial), "runs": attempts, "log_end": log}
+    print_result(found, *show_lines(status, number, log, attempts), as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")
@@ -336,6 +391,7 @@ class _Screen:
                 seconds=monotonic() - self._began_s,
                 best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
                 notes=self._notes,
+                width=self._live.console.width,
             ),
             refresh=True,
         )

@@ -9,13 +9,17 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
 
-from helios.report.tables import plain_table
 from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process
 from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
 """Trials that a table in a terminal shows."""
+LONGEST_NAME, FEWEST_LETTERS = 16, 12
+"""Letters of a column's name at most, and of parameters at least, so that a table has room in 80 columns."""
+LEFT = ("Device", "Parameters", "State")
+"""Columns that hold words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +103,42 @@ class PoolResult:
         }
 
 
-def write_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return parameters as one line."""
-    return ", ".join(
+def write_parameters(parameters: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return parameters as one line, the first of them where a width has no room for all."""
+    words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
-    )
+    ]
+    line = ", ".join(words)
+    if width is None or len(line) <= width:
+        return line
+    for count in range(len(words) - 1, 0, -1):
+        line = ", ".join([*words[:count], f"{len(words) - count} more"])
+        if len(line) <= width:
+            return line
+    return shorten(line, width)
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text, cut where a width has no room for it."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str, Any]]], *, width: int) -> Table:
+    """Return a table of trials that is no wider than a terminal.
+
+    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left.
+    """
+    names = [shorten(name, LONGEST_NAME) for name in names]
+    others = [place for place in range(len(names)) if place != 1]
+    used = sum(max([len(names[place]), *(len(str(row[place])) for row in rows)]) + 1 for place in others)
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    for row in rows:
+        about, left = row[1], max(FEWEST_LETTERS, width - used)
+        cell = shorten(about, left) if isinstance(about, str) else write_parameters(about, width=left)
+        table.add_row(*(escape(cell if place == 1 else str(other)) for place, other in enumerate(row)))
+    return table
 
 
 def memory_in_words(mib: float | None) -> str:
@@ -124,16 +159,16 @@ def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
     return sorted(result.trials, key=key)
 
 
-def pool_table(result: PoolResult) -> RenderableType:
+def pool_table(result: PoolResult, *, width: int) -> RenderableType:
     """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
-    table = plain_table(
-        "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
-    )
-    for trial in [*shown, *failed[:MOST_SHOWN]]:
-        table.add_row(*map(escape, trial_cells(result, trial)))
-    lines: list[RenderableType] = [table, ""]
+    names = ("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts")
+    rows = [
+        (str(trial["number"]), trial["parameters"], *trial_cells(result, trial)[2:])
+        for trial in [*shown, *failed[:MOST_SHOWN]]
+    ]
+    lines: list[RenderableType] = [trial_table(names, rows, width=width), ""]
     if (more := len(result.trials) - len(shown) - len(failed[:MOST_SHOWN])) > 0:
         lines.append(f"{more:,} more: --json, or --report FILE")
     lines += [escape(f"Trial {trial['number']} failed: {trial.get('reason', '')}") for trial in failed[:MOST_SHOWN]]
@@ -179,7 +214,14 @@ def pool_sentences(result: PoolResult) -> list[str]:
 
 
 def pool_view(
-    snapshot: PoolSnapshot, *, counts: Mapping[str, int], total: int, seconds: float, best: str, notes: Sequence[str]
+    snapshot: PoolSnapshot,
+    *,
+    counts: Mapping[str, int],
+    total: int,
+    seconds: float,
+    best: str,
+    notes: Sequence[str],
+    width: int,
 ) -> RenderableType:
     """Show a pool while it runs.
 
@@ -191,6 +233,8 @@ def pool_view(
         Trials of the whole sweep.
     best : str
         The best trial so far, in words. Empty where none is known.
+    width : int
+        Columns of the terminal.
     """
     ended = sum(counts.get(state, 0) for state in ENDED)
     words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])
@@ -198,31 +242,24 @@ def pool_view(
         f"{bar(ended / total if total else 0.0)} {ended:,} of {total:,} trials in {rounded_duration(seconds)} ({words})"
     ]
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
-    table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
+    rows: list[Sequence[str | Mapping[str, Any]]] = []
     for device in snapshot.devices:
         on_device = [trial for trial in running if trial.device == device.name]
-        used = sum(trial.memory_mib or 0.0 for trial in on_device)
-        table.add_row(
-            escape(device.name),
-            f"{len(by_process(on_device))} of {device.slots}",
-            escape(device.model),
-            "",
-            "",
-            memory_in_words(used),
-            memory_in_words(device.memory_mib),
-        )
-        for trial in on_device[:MOST_SHOWN]:
-            table.add_row("", *_running_cells(trial, snapshot.now_s))
-    lines.append(table)
+        used = memory_in_words(sum(trial.memory_mib or 0.0 for trial in on_device))
+        slots = f"{len(by_process(on_device))} of {device.slots}"
+        rows.append((slots, device.model, device.name, "", "", used, memory_in_words(device.memory_mib)))
+        rows += [_running_cells(trial, snapshot.now_s) for trial in on_device[:MOST_SHOWN]]
+    lines.append(trial_table(("Trial", "Parameters", "Device", "Done", "Time", "Memory", "of"), rows, width=width))
     if best:
         lines.append(escape(best))
     return Group(*lines, *(escape(f"note: {note}") for note in notes[-3:]))
 
 
-def _running_cells(trial: Trial, now_s: float) -> list[str]:
+def _running_cells(trial: Trial, now_s: float) -> Sequence[str | Mapping[str, Any]]:
     return [
         str(trial.number),
-        escape(write_parameters(trial.parameters)),
+        trial.parameters,
+        "",
         "" if trial.progress is None else f"{trial.progress:.0%}",
         rounded_duration(now_s - (trial.started_s or now_s)),
         memory_in_words(trial.memory_mib),

@@ -20,6 +20,7 @@ from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
+from helios.training.pool.provenance import changed_code, describe_start
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import TrainingSweep, program
@@ -123,9 +124,11 @@ def run_pool(
     began_s = steady_s()
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
+    about = describe_start(sweep, [*devices, *(each for node in nodes for each in node.devices)], ends_s=ends_s)
     with StateFile(into, sweep.fingerprint(), shared=shared) as state:
         with state.exclusive():
             search = open_search(sweep, into / "search", others=state.joined if shared else None)
+        state.record_run(about)
         try:
             coordinator = Coordinator(
                 sweep=sweep,
@@ -151,7 +154,13 @@ def run_pool(
             others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
         elsewhere = (f"{others:,} trials are with other pools of this folder",) if others else ()
         trials = [state.trials[number] for number in sorted(state.trials)]
-        notes = [*end.notes, *elsewhere, problem, keep_if_possible(database, into)]
+        notes = [
+            *end.notes,
+            *elsewhere,
+            changed_code([*state.runs.values()]),
+            problem,
+            keep_if_possible(database, into),
+        ]
         return PoolResult(
             name=path.name,
             folder=str(into),

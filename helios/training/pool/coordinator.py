@@ -11,7 +11,7 @@ import selectors
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -215,6 +215,7 @@ class Coordinator:
         self._signals: list[int] = []
         self._wake = os.pipe()
         self._read_at_s = self._decide_at_s = 0.0
+        self._hold = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -310,8 +311,18 @@ class Coordinator:
                 self._run_service()
                 self._decide_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
         self._trials.report_to_search()
+        self._show_hold()
         if self._watcher is not None:
             self._watcher.refresh(self)
+
+    def _show_hold(self) -> None:
+        """Show those who ask why no trial is started."""
+        held = steady_s() < self._trials.hold_until_s or self.state.problem
+        hold = self._attempts.stop_reason or (self._trials.hold if held else "")
+        if hold != self._hold:
+            self._hold = hold
+            with suppress(OSError):  # a full disk on which also what has its place cannot be written
+                self.state.show(hold)
 
     def _wait(self) -> None:
         """Wait for the next event, signal or due time."""

@@ -219,7 +219,7 @@ class Launcher:
         except OSError as reason:
             self._trials.pause_starts(reason.strerror or str(reason))
             return
-        self._trials.state.record_started(trial.number, device=device.name, memory_limit_mib=limit)
+        self._trials.state.record_started(trial.number, device=device.name, memory_limit_mib=limit, why=action.reason)
         if self._trials.state.problem:
             return
         now = steady_s()

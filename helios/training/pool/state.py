@@ -16,21 +16,28 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
+from helios.training.pool.reports import PlainFile
 
-VERSION = 1
+if TYPE_CHECKING:
+    from helios.model.trial_runs import TrialRun
+
+VERSION = 2
 FILE = "state.jsonl"
+MEMBERS = "members"
+"""Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
+LIVE_BYTES = 4_096
+"""Size of such a file, so that writing to it needs no room on a full disk."""
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
 
@@ -57,6 +64,12 @@ class TrialRecord:
         Why it failed or is to be started again.
     owner : str
         The pool that runs it, or is to. Empty for the only one of the folder.
+    started_s : float, optional
+        When it was started last, s since the epoch.
+    run : str
+        Run of the pool that started it last.
+    log : str
+        Its log, where that is not in its folder.
     """
 
     number: int
@@ -74,6 +87,9 @@ class TrialRecord:
     value: float | None = None
     reason: str = ""
     owner: str = ""
+    started_s: float | None = None
+    run: str = ""
+    log: str = ""
 
     @property
     def ended(self) -> bool:
@@ -118,7 +134,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 if not pool:
                     pool = str(entry["pool"])
                     continue
-                if "joined" in entry:  # another pool that shares the folder
+                if "trial" not in entry:  # a run, or another pool that shares the folder
                     continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
@@ -156,6 +172,8 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
 
 
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
+    from helios.model.trial_runs import MeasuredSpeed, TrialRun  # noqa: PLC0415 - imports pandas, as in training.model
+
     values = dict(entry["run"])
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
@@ -177,7 +195,140 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
     )
 
 
-class StateFile:
+def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Records, list[Mapping[str, Any]]]:
+    """Return the trials of a pool without disturbing it.
+
+    Parameters
+    ----------
+    history_of : int, optional
+        Trial whose lines are returned as well.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool, of another version, or of somebody else.
+    """
+    path, records, history = folder / FILE, Records(), list[Mapping[str, Any]]()
+    hint = "Name the folder of a pool, as sweep.pool, or its sweep file."
+    try:
+        with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
+            lines = LinesFile(file.handle).read()
+    except OSError as reason:
+        if isinstance(reason, PermissionError):
+            hint = "Only the account that runs a pool may read it."
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
+    for place, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if place == 1:
+                records.begin(entry)
+                continue
+            records.apply_entry(entry)
+            if history_of is not None and entry.get("trial") == history_of:
+                history.append(entry)
+        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+            raise FileUnreadable(f"{path}, line {place}, is not of a pool.", hint=hint) from reason
+    return records, history
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has locked a file.
+
+    The lock is tried shared, which disturbs nobody who asks the same.
+    """
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return not try_lock(handle, shared=True)
+        finally:
+            os.close(handle)
+    return False
+
+
+class Records:
+    """Trials of a pool, from the lines of its state file.
+
+    Attributes
+    ----------
+    trials : dict
+        A :class:`TrialRecord` for each number.
+    runs : dict of str to mapping
+        What each run of the pool said when it began, by its id, the last one last.
+    interrupted : set of str
+        Pools that ended while trials of them ran.
+    joined : int
+        How many pools have shared the folder before this one.
+    first : str
+        Identity that the pool got when it was made.
+    """
+
+    def __init__(self) -> None:
+        self.trials: dict[int, TrialRecord] = {}
+        self.runs: dict[str, Mapping[str, Any]] = {}
+        self.interrupted: set[str] = set()
+        self.joined = 0
+        self.first = ""
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Take the first line.
+
+        Raises
+        ------
+        FileUnreadable
+            It is of another version of Helios.
+        """
+        if int(header["version"]) != VERSION:
+            raise FileUnreadable(
+                f"The pool was made by another version of Helios (its state file has format {header['version']}).",
+                hint=f"Use that version, or choose another place: --folder FOLDER. This one has format {VERSION}.",
+            )
+        self.first = str(header["pool"])
+
+    def interrupt(self, trial: TrialRecord) -> None:
+        """Record that a trial's pool ended first."""
+        if trial.state is TrialState.RUNNING:
+            self.interrupted.add(trial.owner or self.first)
+            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+
+    def apply_entry(self, entry: Mapping[str, Any]) -> None:
+        """Apply a line to the records."""
+        if "joined" in entry:
+            self.joined += 1
+            return
+        if "what" not in entry:
+            self.runs[str(entry["run"])] = entry
+            return
+        number = int(entry["trial"])
+        what, owner = entry["what"], str(entry.get("by", ""))
+        if what == "made":
+            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
+            return
+        trial = self.trials[number]
+        if trial.ended:
+            return
+        if what == "taken":
+            self.interrupt(trial)
+            trial.owner = owner
+            return
+        if what == "started":
+            trial.attempts += 1
+            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            trial.started_s, trial.run = entry["at_s"], str(entry["run"])
+            trial.log = str(entry.get("log", ""))
+            return
+        trial.seconds += entry["seconds"]
+        trial.last_seconds = entry["seconds"]
+        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
+        trial.peak_memory_mib = max(peaks, default=None)
+        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
+        trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.failures += what == "failed"
+        if what == "out_of_memory":
+            trial.memory_kills += 1
+            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
+
+
+class StateFile(Records):
     """Open and locked file of a pool's trials.
 
     Parameters
@@ -193,12 +344,8 @@ class StateFile:
     ----------
     pool : str
         Identity of the pool, by which its processes are known.
-    trials : dict
-        A :class:`TrialRecord` for each number.
-    interrupted : set of str
-        Pools that ended while trials of them ran.
-    joined : int
-        How many pools have shared the folder before this one.
+    run : str
+        Identity of this run of the pool.
     problem : str
         Why nothing can be written now. Empty where it can.
     unsynced : bool
@@ -215,14 +362,11 @@ class StateFile:
     """
 
     def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
+        super().__init__()
         self.path, self.shared = folder / FILE, shared
-        self.interrupted: set[str] = set()
-        self.joined = 0
-        self._first = ""
         self._is_exclusive = False
-        self._members, self._own_lock = folder / "members", -1
-        self.trials: dict[int, TrialRecord] = {}
-        self.pool, self.problem = "", ""
+        self._members, self._own_lock = folder / MEMBERS, -1
+        self.pool, self.run, self.problem = "", uuid4().hex, ""
         self._unwritten: list[bytes] = []
         self._retry_at_s = 0.0
         self.unsynced = False
@@ -241,11 +385,10 @@ class StateFile:
                     hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder "
                     "all need --shared.",
                 )
-            if shared:
-                make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
             with self.exclusive(catch_up=False):
                 self._read(folder, sweep)
+                self._join()
         except BaseException:
             os.close(self._handle)
             raise
@@ -256,10 +399,10 @@ class StateFile:
             try:
                 entry = json.loads(line)
                 if header is None:
-                    header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
-                    self._first = header["pool"]
+                    header = {"pool": str(entry["pool"]), "sweep": entry["sweep"]}
+                    self.begin(entry)
                 else:
-                    self._apply_entry(entry)
+                    self.apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
                 raise FileUnreadable(
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
@@ -270,27 +413,48 @@ class StateFile:
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        if header["version"] != VERSION or header["sweep"] != sweep:
+        if header["sweep"] != sweep:
             raise UsageError(
-                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
+                f"{folder} holds the trials of another command or other parameters.",
                 hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
             )
-        self._first = self.pool = str(header["pool"])
+        self.first = self.pool = str(header["pool"])
         if self.shared:
-            self.pool = uuid4().hex
-            self._own_lock = open_private(self._members / self.pool)
-            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
-            self.append({"joined": self.pool})
+            self.pool = self.run
             return
         for trial in self.trials.values():
             if trial.state is TrialState.RUNNING:
-                self._interrupt(trial)
+                self.interrupt(trial)
 
-    def _interrupt(self, trial: TrialRecord) -> None:
-        """Record that a trial's pool ended first."""
-        if trial.state is TrialState.RUNNING:
-            self.interrupted.add(trial.owner or self._first)
-            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+    def _join(self) -> None:
+        """Show that this run lives, by a file that it has locked."""
+        try:
+            make_folder(self._members)
+            for other in self._members.iterdir():
+                if not is_locked(other):
+                    other.unlink(missing_ok=True)
+            own = self._members / self.run
+            self._own_lock = open_private(own.with_name(f".{self.run}"))
+            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
+            self.show("")
+            own.with_name(f".{self.run}").rename(own)  # nobody sees it unlocked
+        except OSError as reason:
+            raise FileUnwritable(
+                f"The pool's folder cannot be written: {reason}", hint="Make room, or choose another place: --folder"
+            ) from reason
+        if self.shared:
+            self.append({"joined": self.pool})
+
+    def show(self, hold: str) -> None:
+        """Show others why no trial is started, empty where some may be."""
+        live = {"run": self.run, "pid": os.getpid(), "at_s": round(time.time(), 3), "hold": hold[: LIVE_BYTES // 8]}
+        os.pwrite(self._own_lock, json.dumps(live).encode().ljust(LIVE_BYTES), 0)
+
+    def record_run(self, about: Mapping[str, Any]) -> None:
+        """Record what runs now, and where."""
+        entry = {"run": self.run, "at_s": round(time.time(), 3), **about}
+        self.append(entry, lasting=False)
+        self.runs[self.run] = entry
 
     @contextmanager
     def exclusive(self, *, catch_up: bool = True) -> Iterator[None]:
@@ -303,7 +467,7 @@ class StateFile:
         try:
             if catch_up:
                 for line in self._file.read():
-                    self._apply_entry(json.loads(line))
+                    self.apply_entry(json.loads(line))
             yield
         finally:
             self._is_exclusive = False
@@ -317,14 +481,7 @@ class StateFile:
         """Return whether the pool that a trial belongs to is there."""
         if self.is_mine(trial):
             return True
-        with suppress(OSError):
-            handle = os.open(self._members / (trial.owner or "none"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if not try_lock(handle):
-                    return True
-            finally:
-                os.close(handle)
-        return False
+        return is_locked(self._members / (trial.owner or "none"))
 
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of dead pools."""
@@ -340,45 +497,15 @@ class StateFile:
                     adopted.append(trial)
         return adopted
 
-    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
-        """Apply a line to the records."""
-        if "joined" in entry:
-            self.joined += 1
-            return
-        number = int(entry["trial"])
-        what, owner = entry["what"], str(entry.get("by", ""))
-        if what == "made":
-            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
-            return
-        trial = self.trials[number]
-        if trial.ended:
-            return
-        if what == "taken":
-            self._interrupt(trial)
-            trial.owner = owner
-            return
-        if what == "started":
-            trial.attempts += 1
-            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
-            return
-        trial.seconds += entry["seconds"]
-        trial.last_seconds = entry["seconds"]
-        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
-        trial.peak_memory_mib = max(peaks, default=None)
-        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
-        trial.metrics, trial.value = entry["metrics"], entry["value"]
-        trial.failures += what == "failed"
-        if what == "out_of_memory":
-            trial.memory_kills += 1
-            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
-
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
-        """Record that a trial is about to be started."""
+    def record_started(
+        self, number: int, *, device: str, memory_limit_mib: float | None, why: str = "", log: str = ""
+    ) -> None:
+        """Record that a trial is about to be started, why, and its log where that is in another folder."""
         self.append(
             {
                 "what": "started",
@@ -386,6 +513,9 @@ class StateFile:
                 "at_s": round(time.time(), 3),
                 "device": device,
                 "memory_limit_mib": memory_limit_mib,
+                "why": why,
+                "run": self.run,
+                **({"log": log} if log else {}),
             },
             lasting=False,
         )
@@ -443,7 +573,7 @@ class StateFile:
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
             if "what" in entry:
-                self._apply_entry(json.loads(line))
+                self.apply_entry(json.loads(line))
             self._unwritten.append(line)
             if not self.problem:
                 self._write(lasting=lasting)
@@ -482,9 +612,9 @@ class StateFile:
         self.retry()
         self.sync()
         os.close(self._handle)
+        (self._members / self.run).unlink(missing_ok=True)
+        os.close(self._own_lock)
         if self.shared:
-            (self._members / self.pool).unlink(missing_ok=True)
-            os.close(self._own_lock)
             os.close(self._write_lock)
 
     def __enter__(self) -> Self:

@@ -64,6 +64,8 @@ class SweepTrials:
         Whether the service should be asked at once.
     hold_until_s : float
         Until when none starts, since it could not be recorded.
+    hold : str
+        Why.
     sync_at_s : float
         When what was written is synced next.
     usual_s : float, optional
@@ -93,6 +95,7 @@ class SweepTrials:
         self._durations: list[float] = []
         self.usual_s: float | None = None
         self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
+        self.hold = ""
 
     def restore(self) -> None:
         """Take over what earlier pools have recorded."""
@@ -160,7 +163,7 @@ class SweepTrials:
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
-        self.hold_until_s = steady_s() + _HOLD_S
+        self.hold_until_s, self.hold = steady_s() + _HOLD_S, problem
         self._notes.note(f"No trial is started: {problem}")
 
     def _report_end(self, record: TrialRecord) -> bool:
