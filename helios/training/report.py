@@ -104,7 +104,10 @@ class PoolResult:
 
 
 def write_parameters(parameters: Mapping[str, Any], *, width: int | None = None) -> str:
-    """Return parameters as one line, the first of them where a width has no room for all."""
+    """Return parameters as one line.
+
+    Where a width has no room for all, the first of them.
+    """
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
     ]

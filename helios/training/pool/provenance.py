@@ -1,4 +1,7 @@
-"""What a run of a pool was made of: the code, its interpreter, the machine and the account."""
+"""Record of what a run of a pool is made of.
+
+That is the code, its interpreter, the machine and the account.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def describe_start(sweep: TrainingSweep, devices: Sequence[Device], *, ends_s: f
 
 
 def changed_code(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to say where the last run has another commit than the one before it."""
+    """Return a note where the last run has another commit than before."""
     before, now = ([None, None, *[run.get("commit") for run in runs]])[-2:]
     if before is None or now is None or before == now:
         return ""

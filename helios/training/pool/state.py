@@ -505,7 +505,10 @@ class StateFile(Records):
     def record_started(
         self, number: int, *, device: str, memory_limit_mib: float | None, why: str = "", log: str = ""
     ) -> None:
-        """Record that a trial is about to be started, why, and its log where that is in another folder."""
+        """Record that a trial is about to be started, and why.
+
+        Its log is named where that is not in its folder.
+        """
         self.append(
             {
                 "what": "started",
