@@ -14,7 +14,7 @@ class MeasuredSpeed:
     Attributes
     ----------
     beside : tuple of str
-        Families of the others on the device, sorted. Empty where it is alone.
+        Families of the others on its devices, sorted. Empty where it is alone.
     steps_per_s : float
     seconds : float
         How long it was measured, s.
@@ -51,12 +51,14 @@ class TrialRun:
         Share of the trial that was done at its end.
     peak_memory_mib, memory_limit_mib : float, optional
     utilization : float, optional
-        Mean share of the device's time that it used; of a shared GPU that of all on it.
+        Mean share of its devices' time that it used; of a shared GPU that of all on it.
     energy_j : float, optional
-        Energy of the device, in equal parts for those on it, J.
+        Energy of its devices, in equal parts for those on each, J.
     speeds : tuple of MeasuredSpeed
     metrics : mapping
         Last values that it reported.
+    placement : tuple of int
+        How many devices of each node it ran on, most first. Memory is that on one of them.
     """
 
     pool: str
@@ -78,6 +80,7 @@ class TrialRun:
     energy_j: float | None = None
     speeds: tuple[MeasuredSpeed, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    placement: tuple[int, ...] = (1,)
 
     @property
     def ended_s(self) -> float:

@@ -16,9 +16,8 @@ from helios.warehouse.schema import SECOND_US
 
 MOST_RUNS_READ = 20_000
 """Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
-_TRIAL_COLUMNS = tuple(
-    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
-)
+_JSON_COLUMNS = ("parameters", "speeds", "metrics", "placement")
+_TRIAL_COLUMNS = tuple(field.name for field in fields(TrialRun) if field.name not in {"started_s", *_JSON_COLUMNS})
 """Fields of ``TrialRun`` that are stored as they are."""
 
 
@@ -67,6 +66,7 @@ def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
         "parameters": json.dumps(dict(run.parameters), default=str),
         "speeds": json.dumps(speeds),
         "metrics": json.dumps(dict(run.metrics)),
+        "placement": json.dumps(run.placement),
     }
 
 
@@ -81,4 +81,5 @@ def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
             for beside, steps, seconds in json.loads(values["speeds"])
         ),
         metrics=json.loads(values["metrics"]),
+        placement=tuple(json.loads(values["placement"] or "[1]")),
     )

@@ -76,8 +76,8 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
     for lead, *_ in by_process(snapshot.trials):
-        if lead.device is not None:
-            running[lead.device].append(lead)
+        for name in lead.devices:
+            running[name].append(lead)
     used = {device.name: len(running[device.name]) for device in snapshot.devices}
     free = {
         device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
@@ -87,8 +87,9 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
         actions.append(start)
         if start.into is None:
-            used[start.device] += 1
-            free[start.device] -= start.memory_limit_mib or 0.0
+            for name in start.devices:
+                used[name] += 1
+                free[name] -= start.memory_limit_mib or 0.0
     waiting = [
         trial
         for trial in snapshot.trials
@@ -106,7 +107,7 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
                 actions.append(
                     StartTrial(
                         number=trial.number,
-                        device=device.name,
+                        devices=(device.name,),
                         memory_limit_mib=need,
                         reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
                     )

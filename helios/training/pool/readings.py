@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from helios.training.model import FusedSpeed, SharedSpeed
+from helios.training.model import FusedSpeed, SharedSpeed, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.event_files import EventReader
@@ -35,8 +35,8 @@ class Readings:
     ) -> None:
         self._trials, self._attempts, self._notes = trials, attempts, notes
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
-            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        self._speeds: dict[tuple[str, tuple[str, ...], tuple[int, ...]], dict[int, float]] = {
+            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s} for speed in known_speeds
         }
         self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
 
@@ -44,8 +44,14 @@ class Readings:
     def speeds(self) -> tuple[SharedSpeed, ...]:
         """Mean speed of each family beside others."""
         return tuple(
-            SharedSpeed(family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates))
-            for (family, beside), rates in self._speeds.items()
+            SharedSpeed(
+                family=family,
+                beside=beside,
+                steps_per_s=sum(rates.values()) / len(rates),
+                samples=len(rates),
+                placement=placement,
+            )
+            for (family, beside, placement), rates in self._speeds.items()
         )
 
     @property
@@ -108,8 +114,8 @@ class Readings:
         if now - since >= 1.0 and step > first:
             rate = (step - first) / (now - since)
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
-            speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-            speeds[attempt.trial.number] = rate
+            key = attempt.trial.family, attempt.beside, placement(attempt.trial.devices)
+            self._speeds.setdefault(key, {})[attempt.trial.number] = rate
             attempt.speeds[attempt.beside] = (rate, now - since)
 
     def _take_value(self, attempt: Attempt, report: Report, *, is_over: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import Forecast, Trial, TrialForecast, TrialState
+from helios.training.model import Forecast, Trial, TrialForecast, TrialState, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import Fusion
@@ -240,8 +240,9 @@ class SweepTrials:
             program=program(self.sweep),
             family=trial.family,
             parameters=trial.parameters,
-            device_kind=attempt.device.kind,
-            device_model=attempt.device.model,
+            device_kind=attempt.devices[0].kind,
+            device_model=attempt.devices[0].model,
+            placement=placement(trial.devices),
             outcome=what,
             started_s=attempt.began_s,
             seconds=seconds,
@@ -310,7 +311,9 @@ class SweepTrials:
         self.unreported.append(record)
         self._take_duration(ended.seconds)
         self.just_ended.append(
-            replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
+            replace(
+                attempt.trial, state=record.state, devices=(), peak_memory_mib=record.peak_memory_mib, memory_mib=None
+            )
         )
         if record.state is TrialState.FINISHED and self.sweep.metric and record.value is None:
             self._notes.note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")

@@ -196,3 +196,13 @@ def test_speeds_are_means_by_time() -> None:
     ]
     (speed,) = measured_speeds(runs)
     assert (speed.steps_per_s, speed.samples) == (3.5, 2)
+
+
+def test_runs_on_two_devices_tell_nothing_of_one() -> None:
+    runs = [a_run(number, placement=(2,), speeds=alone(20.0)) for number in range(5)]
+    assert forecast(runs) == TrialForecast()
+
+
+def test_measured_speeds_are_kept_by_placement() -> None:
+    runs = [a_run(0, speeds=alone(10.0)), a_run(1, placement=(2,), speeds=alone(20.0))]
+    assert {(speed.placement, speed.steps_per_s) for speed in measured_speeds(runs)} == {((1,), 10.0), ((2,), 20.0)}

@@ -420,8 +420,14 @@ def test_a_process_that_leaves_its_trials_again_and_again_fails_them(tmp_path: P
 
 def trial(number: int, part: str = "a", *, process: int | None = None, most: int = 8, **more: Any) -> Trial:
     state = TrialState.WAITING if process is None else TrialState.RUNNING
-    device = None if process is None else "gpu:0"
-    known: dict[str, Any] = {"state": state, "device": device, "process": process, "fusible": part, "most_fused": most}
+    devices = () if process is None else ("gpu:0",)
+    known: dict[str, Any] = {
+        "state": state,
+        "devices": devices,
+        "process": process,
+        "fusible": part,
+        "most_fused": most,
+    }
     return Trial(number=number, parameters={}, **(known | more))
 
 
@@ -429,7 +435,7 @@ def starts(trials: list[Trial], **free: int) -> list[tuple[int, str, int | None]
     devices = tuple(Device(name=f"gpu:{n}", kind="gpu", memory_mib=100.0, slots=1) for n in range(2))
     snapshot = PoolSnapshot(now_s=0.0, devices=devices, trials=tuple(trials))
     told = fuse(snapshot, {f"gpu:{name[1:]}": count for name, count in free.items()})
-    return [(start.number, start.device, start.into) for start in told]
+    return [(start.number, start.devices[0], start.into) for start in told]
 
 
 def test_trials_are_spread_evenly_over_new_processes() -> None:
