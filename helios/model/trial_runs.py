@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,23 @@ class MeasuredSpeed:
     beside: tuple[str, ...]
     steps_per_s: float
     seconds: float
+
+
+class CurvePoint(NamedTuple):
+    """Value of a metric at a step of a trial.
+
+    Attributes
+    ----------
+    step : int
+    seconds : float
+        Time that the trial had run until then, in all its attempts, s. Pauses do not count.
+    value : float, optional
+        None where it was not a finite number.
+    """
+
+    step: int
+    seconds: float
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +74,11 @@ class TrialRun:
     speeds : tuple of MeasuredSpeed
     metrics : mapping
         Last values that it reported.
+    metric, direction : str
+        Metric that the pool compares trials by, and ``maximize`` or ``minimize``. Empty where there is none.
+    curve : tuple of CurvePoint
+        This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
+        a step are not in it.
     """
 
     pool: str
@@ -78,6 +100,9 @@ class TrialRun:
     energy_j: float | None = None
     speeds: tuple[MeasuredSpeed, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metric: str = ""
+    direction: str = ""
+    curve: tuple[CurvePoint, ...] = ()
 
     @property
     def ended_s(self) -> float:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from helios.model.trial_runs import TrialRun
+from helios.model.trial_runs import CurvePoint, TrialRun
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -148,6 +148,8 @@ class Trial:
         Most trials of such a process.
     process : int, optional
         Process of a running trial that may be fused. All trials in one process share its number and memory limit.
+    curve : tuple of CurvePoint
+        The metric of the sweep by step so far, at most 200 points.
     """
 
     number: int
@@ -167,6 +169,7 @@ class Trial:
     fusible: str = ""
     most_fused: int = 1
     process: int | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

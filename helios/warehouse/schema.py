@@ -239,6 +239,7 @@ trial_runs = sa.Table(
         sa.Column(name, sa.Double)
         for name in ("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j")
     ),
+    *(sa.Column(name, sa.Text) for name in ("metric", "direction", "curve")),
     sa.PrimaryKeyConstraint("pool", "number", "attempt"),
     sa.Index(None, "user", "program", "started_at"),
 )
