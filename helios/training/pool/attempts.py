@@ -11,6 +11,7 @@ from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
 
@@ -48,6 +49,11 @@ class Attempt:
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
+    curve: Curve = field(default_factory=Curve)
+    curve_from_s: float = 0.0
+    """When the trial would have begun without pauses, s since the epoch."""
+    read_s: float | None = None
+    """When reports of this attempt were read last, s since the epoch."""
 
     @property
     def log(self) -> Path:

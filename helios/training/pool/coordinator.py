@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -233,7 +233,7 @@ class Coordinator:
         """Return the pool as services see it."""
         left_s = self._left_s
         trials = [
-            *(attempt.trial for attempt in self._attempts.running.values()),
+            *(replace(attempt.trial, curve=attempt.curve.points) for attempt in self._attempts.running.values()),
             *(trial for trial in self._trials.waiting.values() if self._trials.fits(trial, left_s)),
             *self._trials.just_ended,
         ]

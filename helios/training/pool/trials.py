@@ -202,6 +202,7 @@ class SweepTrials:
             forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
+            curve=record.curve,
         )
 
     def expect(self) -> None:
@@ -255,6 +256,9 @@ class SweepTrials:
                 for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
+            metric=self.sweep.metric,
+            direction=("maximize" if self.sweep.maximize else "minimize") if self.sweep.metric else "",
+            curve=attempt.curve.points,
             **used,
         )
 

@@ -23,7 +23,7 @@ from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, 
 from helios.training.pool import sweep
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.training.pool.fusing import Fusion
-from helios.training.pool.state import FILE, TrialRecord
+from helios.training.pool.state import FILE, TrialRecord, read_runs
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
 from helios.training.pool.sweep_file import read_training_sweep
 from tests.unit.training.pool.test_coordinator import Watched, pool_processes, run
@@ -239,6 +239,13 @@ def test_the_next_trial_takes_the_place_of_a_pruned_one(tmp_path: Path) -> None:
     assert Counter(entry["trial"] for entry in results if entry.get("what") in {"finished", "pruned"}) == Counter(
         [*found]
     )
+
+
+def test_trials_of_one_process_have_a_curve_each(tmp_path: Path) -> None:
+    path = a_sweep(tmp_path, [{"lr": 0.1}, {"lr": 0.5}], rest='[search]\nmetric = "validation_loss"', epochs=4)
+    run_sweep(path)
+    curves = [[point.step for point in attempt.curve] for attempt in read_runs(tmp_path / "pool")]
+    assert (curves, processes(tmp_path)) == ([[0, 1, 2, 3]] * 2, [[0, 1]])
 
 
 def a_task(folder: Path) -> psutil.Process | None:
