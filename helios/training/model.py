@@ -345,6 +345,11 @@ def placement(devices: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted(Counter(map(node_name, devices)).values(), reverse=True))
 
 
+def name_directions(objectives: Mapping[str, bool]) -> list[str]:
+    """Return ``maximize`` or ``minimize`` for each metric."""
+    return ["maximize" if maximize else "minimize" for maximize in objectives.values()]
+
+
 def fused_with(others: int) -> str:
     """Return the family name for trials of the same process."""
     return _FUSED.format(others=others)

@@ -33,8 +33,8 @@ class Attempt:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
-    diverged: bool = False
-    """Whether the last value of what it is compared by was not finite."""
+    diverged: set[str] = field(default_factory=set)
+    """Metrics that it is compared by whose last value was not finite."""
     has_reported: bool = False
     asked: TaskRequest | None = None
     answered: TaskRequest | None = None

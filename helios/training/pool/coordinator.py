@@ -42,7 +42,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
 from helios.training.pool.search import Search
-from helios.training.pool.state import StateFile, TrialRecord
+from helios.training.pool.state import StateFile
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.trials import COST, DECIDE_S, SweepTrials
 
@@ -250,16 +250,6 @@ class Coordinator:
     def total(self) -> int:
         """Number of trials of the whole sweep."""
         return max(self.sweep.trials, len(self.state.trials))
-
-    def best(self) -> TrialRecord | None:
-        """Return the finished trial with the best metric so far."""
-        known = [
-            trial
-            for trial in self.state.trials.values()
-            if trial.state is TrialState.FINISHED and trial.value is not None
-        ]
-        choose = max if self.sweep.maximize else min
-        return choose(known, key=lambda trial: trial.value or 0.0, default=None)
 
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""

@@ -106,7 +106,7 @@ class Endings:
         if paused or asked:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0 and attempt.diverged:
-            return "diverged", TrialState.DIVERGED, f"its last {self._trials.sweep.metric} is not a finite number"
+            return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
         if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):

@@ -137,7 +137,8 @@ class Readings:
     def _take_value(self, attempt: Attempt, report: Report, now: float, *, is_over: bool) -> None:
         """Take the value that trials are compared by, and prune by it."""
         metric = self._trials.sweep.metric
-        attempt.diverged = metric in report.not_finite or (attempt.diverged and metric not in report.metrics)
+        attempt.diverged |= {*self._trials.sweep.objectives} & {*report.not_finite}
+        attempt.diverged -= report.metrics.keys()
         if metric not in {*report.metrics, *report.not_finite}:
             return
         attempt.value = report.metrics.get(metric)

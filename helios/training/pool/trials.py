@@ -167,7 +167,8 @@ class SweepTrials:
         """Record a trial's end with the search, if it can be written."""
         try:
             with self.state.exclusive():
-                self._search.tell(record.number, record.state, record.value)
+                values = [record.metrics.get(name) for name in self.sweep.objectives]
+                self._search.tell(record.number, record.state, *values)
         except FileUnwritable as reason:
             self.pause_starts(reason.message)
             return False
@@ -319,6 +320,7 @@ class SweepTrials:
                 attempt.trial, state=record.state, devices=(), peak_memory_mib=record.peak_memory_mib, memory_mib=None
             )
         )
-        if record.state is TrialState.FINISHED and self.sweep.metric and record.value is None:
-            self._notes.note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
+        missing = [name for name in self.sweep.objectives if name not in record.metrics]
+        if record.state is TrialState.FINISHED and missing:
+            self._notes.note(f"Trial {number} finished without reporting {missing[0]!r}", key="no metric")
         return record

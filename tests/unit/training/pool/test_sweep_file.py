@@ -22,6 +22,7 @@ from tests.examples import examples
 from tests.unit.training.pool.sweeps import COMMAND, GRID, SEARCH, Reader, ask_all
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
+SEVERAL = '[search]\nmetric = ["a", "b"]\ndirection = ["maximize", "minimize"]\n'
 ROOT = Path(__file__).parents[4]
 LISTED = 'command = "python train.py {lr} {name}"\ntrials_file = "FILE"\n'
 TOML_VALUES = st.recursive(
@@ -72,6 +73,11 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         (GRID + "[search]\ntrials = 3\n", 5, "'metric' is missing"),
         (GRID + '[search]\nmetric = "a"\ndirection = "up"\n', 7, "maximize or minimize"),
         (GRID + '[search]\nmetric = "a"\ntrials = 0\n', 7, "trials"),
+        (GRID + '[search]\nmetric = ["a", "b"]\n', 6, "2 metrics need a direction each"),
+        (GRID + '[search]\nmetric = ["a", "b"]\ndirection = "minimize"\n', 7, "2 metrics need a direction each"),
+        (GRID + '[search]\nmetric = ["a", "a"]\ndirection = ["minimize", "minimize"]\n', 6, "twice"),
+        (GRID + SEVERAL + 'pruner = "median"\n', 8, "not supported for multi-objective"),
+        (GRID + SEVERAL + 'trials = 3\nsampler = "CmaEs"\n', 9, "Optuna refuses the sampler"),
         (GRID + '[search]\nmetric = "a"\ntrials = 7\n', 7, "7 trials of 6 combinations"),
         (GRID + '[search]\nmetric = "a"\ntrials = 3\nsampler = "TPF"\n', 8, "TPESampler"),
         (GRID + '[search]\nmetric = "a"\ntrials = 3\nsampler = "GridSampler"\n', 8, "Leave sampler and trials out"),
