@@ -291,6 +291,14 @@ class StopTrial:
 PoolAction = StartTrial | PauseTrial | StopTrial
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChoice:
+    """A service for pools, and its options that differ from their defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 def fused_with(others: int) -> str:
     """Return the family name for trials of the same process."""
     return _FUSED.format(others=others)

@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from helios.training.model import ServiceChoice
+
 Value = str | int | float | bool
 """Value of a parameter."""
 GRACE_S = 10.0
@@ -179,6 +181,8 @@ class TrainingSweep:
         None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
+    service : ServiceChoice, optional
+        None for a fixed number of slots.
     """
 
     path: Path
@@ -196,6 +200,7 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
+    service: ServiceChoice | None = None
 
     @property
     def combinations(self) -> int | None:
