@@ -80,7 +80,7 @@ def test_options_without_a_service_are_refused(shared: Path) -> None:
 
 
 def test_a_simulation_shows_the_service_that_would_run(packed: Path) -> None:
-    usual = {"gpus": 1, "memory_mib": 16_384.0, "run_time_s": 1_000.0, "gains": (1.8, 1.8)}
+    usual: dict[str, Any] = {"gpus": 1, "memory_mib": 16_384.0, "run_time_s": 1_000.0, "gains": (1.8, 1.8)}
     row = {}
     for together in (1, 2):
         found = pool_whatif(packed, options={"together": together}, **usual).to_json()
