@@ -350,6 +350,14 @@ def name_directions(objectives: Mapping[str, bool]) -> list[str]:
     return ["maximize" if maximize else "minimize" for maximize in objectives.values()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChoice:
+    """A service for pools, and its options that differ from their defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 def fused_with(others: int) -> str:
     """Return the family name for trials of the same process."""
     return _FUSED.format(others=others)
