@@ -119,13 +119,13 @@ class Readings:
         if metric not in {*report.metrics, *report.not_finite}:
             return
         attempt.value = report.metrics.get(metric)
-        if report.step is None or attempt.pruned:
+        if report.step is None or attempt.stopped:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
         pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.prune(self._trials.sweep.grace_s)
+            attempt.stop(self._trials.sweep.grace_s)
 
     def _take_fused(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Handle a message of a fused process about a trial."""

@@ -171,6 +171,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    weight : float
+        Importance of its trials, for services that weigh trials.
     cwd : Path
         Absolute folder in which trials run.
     events : str
@@ -196,6 +198,7 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
+    weight: float = 1.0
 
     @property
     def combinations(self) -> int | None:

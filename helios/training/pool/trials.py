@@ -202,6 +202,7 @@ class SweepTrials:
             forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
+            weight=self.sweep.weight,
         )
 
     def expect(self) -> None:
