@@ -173,6 +173,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    weight : float
+        Importance of its trials, for services that weigh trials.
     cwd : Path
         Absolute folder in which trials run.
     events : str
@@ -204,6 +206,7 @@ class TrainingSweep:
     fused: FusedProgram | None = None
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
     service: ServiceChoice | None = None
+    weight: float = 1.0
 
     @property
     def objectives(self) -> dict[str, bool]:
