@@ -19,10 +19,11 @@ from statistics import fmean
 from typing import Any
 
 from helios.errors import UsageError
-from helios.training.model import TrialState
+from helios.training.model import TrialState, name_directions
 from helios.training.pool.reports import Report, read_end, read_last_report
 from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records
 from helios.training.pool.sweep import fill_word, find_placeholders
+from helios.training.report import find_best
 
 FEWEST_ENDED = 3
 """Ended trials from which the time left is told."""
@@ -89,12 +90,25 @@ class PoolStatus:
         """The trials that failed."""
         return [trial for trial in self.records.trials.values() if trial.state is TrialState.FAILED]
 
-    def best(self, count: int = 1) -> list[TrialRecord]:
-        """Return the finished trials with the best values, the best first."""
-        known = [trial for trial in self.records.trials.values() if trial.state is TrialState.FINISHED]
-        sign = -1.0 if self.about.get("maximize", True) else 1.0
-        known = [trial for trial in known if trial.value is not None]
-        return sorted(known, key=lambda trial: (sign * (trial.value or 0.0), trial.number))[:count]
+    @property
+    def objectives(self) -> dict[str, bool]:
+        """The metrics that are compared, and whether more of each is better."""
+        return dict(self.about.get("objectives", {}))
+
+    def best(self, count: int | None = None) -> list[TrialRecord]:
+        """Return the best finished trials, the best first.
+
+        Without a count these are those that no other one beats: one, or the front of several metrics.
+        """
+        finished = {trial.number: trial for trial in self.records.trials.values() if trial.state is TrialState.FINISHED}
+        left = {number: trial.metrics for number, trial in finished.items()}
+        found = find_best(left, self.objectives)
+        while count is not None and len(found) < count:
+            left = {number: metrics for number, metrics in left.items() if number not in found}
+            if not (more := find_best(left, self.objectives)):
+                break
+            found += more
+        return [finished[number] for number in found[:count]]
 
     @property
     def left_s(self) -> float | None:
@@ -203,7 +217,7 @@ class PoolStatus:
                 attempts.append(
                     {
                         "attempt": len(attempts) + 1,
-                        "device": line["device"],
+                        "devices": line["devices"],
                         "started_s": line["at_s"],
                         "memory_limit_mib": line["memory_limit_mib"],
                         "why": line.get("why", ""),
@@ -230,23 +244,22 @@ class PoolStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of ``helios pool status --json``."""
-        about = self.about
-        metric = about.get("metric") or None
+        about, metrics = self.about, [*self.objectives]
         runs = [
             {**self.records.runs.get(run, {"run": run}), "hold": shown.get("hold")} for run, shown in self.live.items()
         ]
         return {
             "folder": str(self.folder),
             "sweep": about.get("sweep"),
-            "metric": metric,
-            "direction": ("maximize" if about["maximize"] else "minimize") if metric else None,
+            "metrics": metrics,
+            "directions": name_directions(self.objectives),
             "running": bool(self.live),
             "runs": runs,
             "last_run": None if runs else about or None,
             "total": self.total,
             "counts": self.counts,
             "left_s": None if self.left_s is None else round(self.left_s, 1),
-            "best": next((self.trial_json(trial) for trial in self.best()), None),
+            "best": [self.trial_json(trial) for trial in self.best()],
             "running_trials": [self.trial_json(trial) for trial in self.running],
             "failed": [self.trial_json(trial) for trial in self.failed],
         }

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from helios.training.model import TrialState
 from helios.training.pool.state import TrialRecord
-from helios.training.report import memory_in_words, trial_table, write_parameters
+from helios.training.report import best_in_words, memory_in_words, trial_table
 from helios.training.status import PoolStatus
 from helios.units import bar, count_in_words, duration_in_words, rounded_duration
 
@@ -30,8 +29,8 @@ def status_lines(status: PoolStatus, *, width: int) -> list[Any]:
     if status.live:
         left_s = status.left_s
         lines.append(f"Time left: {'unknown' if left_s is None else f'about {duration_in_words(left_s)}'}")
-    if status.best():
-        lines.append(escape(_best_line(status, width)))
+    finished = {trial.number: (trial.metrics, trial.parameters) for trial in status.best()}
+    lines += map(escape, best_in_words(finished, status.objectives, width=width))
     if status.running:
         rows = [_running_cells(status, trial) for trial in status.running[:MOST_RUNNING]]
         lines.append(trial_table(("Trial", "Parameters", "Device", "Done", "Time"), rows, width=width))
@@ -52,7 +51,7 @@ def show_lines(status: PoolStatus, number: int, log: Iterable[str], attempts: Se
     """Return all that is known of a trial."""
     lines = _result_lines(status, status.records.trials[number])
     for attempt in attempts:
-        used = [attempt["device"], f"from {_clock(attempt['started_s'])}"]
+        used = [", ".join(attempt["devices"]), f"from {_clock(attempt['started_s'])}"]
         if attempt["seconds"] is not None:
             used.append(rounded_duration(attempt["seconds"]))
         if attempt["peak_memory_mib"] is not None:
@@ -88,16 +87,16 @@ def _run_lines(status: PoolStatus) -> list[str]:
     return lines
 
 
-def _best_line(status: PoolStatus, width: int) -> str:
-    best = status.best()[0]
-    words = f"Best {status.about.get('metric', '')}: {best.value:.5g}, trial {best.number} "
-    return f"{words}({write_parameters(best.parameters, width=width - len(words) - 2)})"
-
-
 def _running_cells(status: PoolStatus, trial: TrialRecord) -> list[str | Mapping[str, Any]]:
     progress = status.reports[trial.number].progress if trial.number in status.reports else None
     done = "" if progress is None else f"{progress:.0%}"
-    return [str(trial.number), trial.parameters, str(trial.device), done, rounded_duration(status.seconds(trial))]
+    return [
+        str(trial.number),
+        trial.parameters,
+        ", ".join(trial.devices),
+        done,
+        rounded_duration(status.seconds(trial)),
+    ]
 
 
 def _result_lines(status: PoolStatus, trial: TrialRecord) -> list[str]:
@@ -105,9 +104,7 @@ def _result_lines(status: PoolStatus, trial: TrialRecord) -> list[str]:
     found = status.result_json(trial)
     made = found["provenance"]
     state = f"Trial {trial.number}: {trial.state}"
-    if trial.state is TrialState.FINISHED and trial.value is not None:
-        state += f", {status.about.get('metric')} {trial.value:.6g}"
-    elif trial.reason:
+    if trial.reason:
         state += f": {trial.reason}"
     lines = [state]
     lines += [f"  {name} = {value}" for name, value in trial.parameters.items()]

@@ -91,7 +91,7 @@ def test_a_running_pool_says_who_runs_it_and_how_far_it_is(helios: Helios, waiti
     (run,) = found["runs"]
     assert (found["running"], run["pid"], run["devices"][0]["slots"]) == (True, waiting.pid, 2)
     assert found["counts"] == {"failed": 1, "finished": 2, "running": 2, "waiting": 2}
-    assert found["best"]["value"] == 2
+    assert found["best"][0]["value"] == 2
     assert found["left_s"] > 0
     (failed,) = found["failed"]
     assert failed["reason"].startswith("exit status 1")
@@ -128,7 +128,7 @@ def test_the_best_trial_comes_with_a_command_that_repeats_it(
 def test_show_tells_each_attempt_with_its_log(helios: Helios, waiting: subprocess.Popen[bytes]) -> None:
     found = helios("pool", "show", 1, "--json").json
     (attempt,) = found["runs"]
-    assert (attempt["outcome"], attempt["device"], found["state"]) == ("failed", "cpu:0", "failed")
+    assert (attempt["outcome"], attempt["devices"], found["state"]) == ("failed", ["cpu:0"], "failed")
     assert "slots free" in attempt["why"]
     assert found["log_end"] == ["begins with 1", "no data"]
     said = helios("pool", "show", 1).out
@@ -250,7 +250,7 @@ def test_status_of_many_trials_takes_half_a_second_at_most(helios: Helios, tmp_p
     lines: list[dict[str, Any]] = [{"version": 2, "pool": "a", "sweep": "b"}]
     for number in range(10_000):
         lines.append({"what": "made", "trial": number, "parameters": {"lr": 0.1, "width": 64, "depth": number}})
-        started = {"at_s": 1.0, "device": "cpu:0", "memory_limit_mib": 10.0, "why": "a slot is free", "run": "r"}
+        started = {"at_s": 1.0, "devices": ["cpu:0"], "memory_limit_mib": 10.0, "why": "a slot is free", "run": "r"}
         lines.append({"what": "started", "trial": number, **started})
         ended = {"seconds": 9.0, "peak_memory_mib": 5.0, "memory_limit_mib": 10.0, "metrics": {"score": 1.0}}
         ended |= {"value": 1.0, "reason": "", "at_s": 10.0, "run": run}

@@ -47,8 +47,7 @@ def describe_start(sweep: TrainingSweep, devices: Sequence[Device], *, ends_s: f
     """Return what a pool records when it begins, None for what is not known."""
     return {
         "sweep": str(sweep.path.absolute()),
-        "metric": sweep.metric,
-        "maximize": sweep.maximize,
+        "objectives": dict(sweep.objectives),
         "total": sweep.trials,
         "command": list(sweep.command),
         "cwd": str(sweep.cwd),

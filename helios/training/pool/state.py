@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from helios.training.model import ENDED, TrialState
 from helios.training.pool.reports import PlainFile
 
 if TYPE_CHECKING:
-    from helios.model.trial_runs import TrialRun
+    from helios.model.trial_runs import CurvePoint, TrialRun
 
 VERSION = 2
 FILE = "state.jsonl"
@@ -70,6 +70,10 @@ class TrialRecord:
         Run of the pool that started it last.
     log : str
         Its log, where that is not in its folder.
+    curve : tuple of CurvePoint
+        Of a trial that has not ended, its metric by step until its last end that is recorded.
+    unended_s : list of float
+        When the attempts since then began, s since the epoch.
     """
 
     number: int
@@ -82,7 +86,7 @@ class TrialRecord:
     last_seconds: float | None = None
     peak_memory_mib: float | None = None
     out_of_memory_mib: float | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
@@ -90,6 +94,8 @@ class TrialRecord:
     started_s: float | None = None
     run: str = ""
     log: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    unended_s: list[float] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -106,7 +112,7 @@ class TrialRecord:
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
-            "device": self.device,
+            "devices": list(self.devices),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -166,15 +172,29 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "family": run.family,
         "device_kind": run.device_kind,
         "device_model": run.device_model,
+        "placement": run.placement,
         **rounded,
+        "metric": run.metric,
+        "direction": run.direction,
+        "curve": run.curve,
         "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
     }
+
+
+def _curve(run: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
+    """Return the curve among the stored details of an attempt."""
+    points = run.get("curve", ())
+    if not points:
+        return ()
+    from helios.model.trial_runs import CurvePoint  # noqa: PLC0415 - imports pandas, as in training.model
+
+    return tuple(CurvePoint._make(point) for point in points)
 
 
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
     from helios.model.trial_runs import MeasuredSpeed, TrialRun  # noqa: PLC0415 - imports pandas, as in training.model
 
-    values = dict(entry["run"])
+    values = {**entry["run"], "curve": _curve(entry["run"])}
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
@@ -191,6 +211,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
+        placement=tuple(values.pop("placement")),
         **values,
     )
 
@@ -312,7 +333,8 @@ class Records:
             return
         if what == "started":
             trial.attempts += 1
-            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
+            trial.unended_s.append(float(entry["at_s"]))
             trial.started_s, trial.run = entry["at_s"], str(entry["run"])
             trial.log = str(entry.get("log", ""))
             return
@@ -322,6 +344,8 @@ class Records:
         trial.peak_memory_mib = max(peaks, default=None)
         trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
         trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        trial.unended_s.clear()
         trial.failures += what == "failed"
         if what == "out_of_memory":
             trial.memory_kills += 1
@@ -503,7 +527,13 @@ class StateFile(Records):
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
     def record_started(
-        self, number: int, *, device: str, memory_limit_mib: float | None, why: str = "", log: str = ""
+        self,
+        number: int,
+        *,
+        devices: Sequence[str],
+        memory_limit_mib: float | None,
+        why: str = "",
+        log: str = "",
     ) -> None:
         """Record that a trial is about to be started, and why.
 
@@ -514,7 +544,7 @@ class StateFile(Records):
                 "what": "started",
                 "trial": number,
                 "at_s": round(time.time(), 3),
-                "device": device,
+                "devices": list(devices),
                 "memory_limit_mib": memory_limit_mib,
                 "why": why,
                 "run": self.run,
@@ -544,8 +574,8 @@ class StateFile(Records):
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional
