@@ -20,7 +20,7 @@ def render_pool(result: PoolResult) -> str:
     header = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
     rows = [
-        [*trial_cells(result, trial), trial["device"] or "", trial.get("reason", "")]
+        [*trial_cells(result, trial), ", ".join(trial["devices"]), trial.get("reason", "")]
         for trial in order_by_value(result)[:MOST_ROWS]
     ]
     devices = [

@@ -255,7 +255,7 @@ def pool_view(
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
-        on_device = [trial for trial in running if trial.device == device.name]
+        on_device = [trial for trial in running if device.name in trial.devices]
         used = sum(trial.memory_mib or 0.0 for trial in on_device)
         table.add_row(
             escape(device.name),

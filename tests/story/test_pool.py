@@ -62,7 +62,7 @@ def test_a_grid_gives_one_object_with_every_trial_and_the_best(helios: Helios, s
     found = result(helios("pool", "run", sweep, "--slots", 2, "--json", "--report", "page.html"))
     assert [trial["number"] for trial in found["trials"]] == list(range(6))
     assert {trial["state"] for trial in found["trials"]} == {"finished"}
-    keys = {"number", "parameters", "state", "metrics", "seconds", "peak_memory_mib", "attempts", "device"}
+    keys = {"number", "parameters", "state", "metrics", "seconds", "peak_memory_mib", "attempts", "devices"}
     assert all(keys <= set(trial) for trial in found["trials"])
     losses = {trial["number"]: trial["metrics"]["loss"] for trial in found["trials"]}
     assert found["best"]["number"] == min(losses, key=losses.__getitem__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -11,8 +11,14 @@ from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
+
+
+def count_parts(devices: Sequence[Device]) -> int:
+    """Return of how many devices the memory is measured and limited as one."""
+    return len(devices) if devices[0].kind == "cpu" else 1
 
 
 @dataclass(slots=True)
@@ -20,7 +26,7 @@ class Attempt:
     """A trial that runs."""
 
     trial: Trial
-    device: Device
+    devices: tuple[Device, ...]
     limit_mib: float
     folder: Path
     began_s: float
@@ -43,11 +49,21 @@ class Attempt:
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
+    curve: Curve = field(default_factory=Curve)
+    curve_from_s: float = 0.0
+    """When the trial would have begun without pauses, s since the epoch."""
+    read_s: float | None = None
+    """When reports of this attempt were read last, s since the epoch."""
 
     @property
     def log(self) -> Path:
         """File to which its process writes."""
         return (self.folder if self.process is None else self.process.folder) / "log.txt"
+
+    @property
+    def parts(self) -> int:
+        """Number of its devices that have one memory together, as those of the CPU."""
+        return count_parts(self.devices)
 
     @property
     def process_number(self) -> int:
@@ -88,19 +104,19 @@ class Attempts:
 
     def on(self, device: Device) -> list[Attempt]:
         """Return what runs on a device."""
-        return [attempt for attempt in self.running.values() if attempt.device is device]
+        return [attempt for attempt in self.running.values() if device in attempt.devices]
 
     def add(self, attempt: Attempt) -> None:
         """Add a trial that starts."""
         self.running[attempt.trial.number] = attempt
-        self.change_neighbours(attempt.device)
+        self.change_neighbours(attempt.devices)
 
     def remove(self, attempt: Attempt) -> None:
         """Remove a trial that has ended."""
         del self.running[attempt.trial.number]
         if attempt.process is not None:
             attempt.process.trials.discard(attempt.trial.number)
-        self.change_neighbours(attempt.device)
+        self.change_neighbours(attempt.devices)
 
     def take_memory(self, mib: Mapping[str, float]) -> None:
         """Take over how much memory each process has."""
@@ -108,14 +124,14 @@ class Attempts:
             process = self.processes.get(int(number))
             numbers = [int(number)] if process is None else process.trials
             for attempt in [self.running[each] for each in numbers if each in self.running]:
-                share = total / len(numbers)  # the trials of a process in equal parts
+                share = total / len(numbers) / attempt.parts  # the trials of a process in equal parts
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 
-    def change_neighbours(self, device: Device) -> None:
+    def change_neighbours(self, devices: Iterable[Device]) -> None:
         """Restart the measurement after a change of trials."""
-        neighbours = self.on(device)
-        for attempt in neighbours:
+        for attempt in {each.trial.number: each for device in devices for each in self.on(device)}.values():
+            neighbours = {each.trial.number: each for device in attempt.devices for each in self.on(device)}.values()
             others = [each for each in neighbours if each.process is None or each.process is not attempt.process]
             beside = [other.trial.family for other in others if other is not attempt]
             if attempt.process is not None and len(attempt.process.trials) > 1:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -24,7 +24,9 @@ from helios.training.model import (
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
+    ShareTrial,
     StartTrial,
+    StopTrial,
     Trial,
     TrialState,
     by_process,
@@ -74,8 +76,8 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
     for lead, *_ in by_process(snapshot.trials):
-        if lead.device is not None:
-            running[lead.device].append(lead)
+        for name in lead.devices:
+            running[name].append(lead)
     used = {device.name: len(running[device.name]) for device in snapshot.devices}
     free = {
         device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
@@ -85,8 +87,9 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
         actions.append(start)
         if start.into is None:
-            used[start.device] += 1
-            free[start.device] -= start.memory_limit_mib or 0.0
+            for name in start.devices:
+                used[name] += 1
+                free[name] -= start.memory_limit_mib or 0.0
     waiting = [
         trial
         for trial in snapshot.trials
@@ -104,7 +107,7 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
                 actions.append(
                     StartTrial(
                         number=trial.number,
-                        device=device.name,
+                        devices=(device.name,),
                         memory_limit_mib=need,
                         reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
                     )
@@ -230,7 +233,7 @@ class Coordinator:
         """Return the pool as services see it."""
         left_s = self._left_s
         trials = [
-            *(attempt.trial for attempt in self._attempts.running.values()),
+            *(replace(attempt.trial, curve=attempt.curve.points) for attempt in self._attempts.running.values()),
             *(trial for trial in self._trials.waiting.values() if self._trials.fits(trial, left_s)),
             *self._trials.just_ended,
         ]
@@ -400,6 +403,12 @@ class Coordinator:
     def _apply_action(self, action: PoolAction) -> None:
         if isinstance(action, StartTrial):
             self._launcher.start(action)
+            return
+        if isinstance(action, ShareTrial):
+            self._notes.note("A share of a device's time cannot be given yet, so trials run side by side")
+            return
+        if isinstance(action, StopTrial) and action.finished:
+            self._notes.note("A stop that ends as finished cannot be asked for yet, so the trial runs on")
             return
         attempt = self._attempts.running.get(action.number)
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP

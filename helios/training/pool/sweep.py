@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from helios.training.model import ServiceChoice
+
 Value = str | int | float | bool
 """Value of a parameter."""
 GRACE_S = 10.0
@@ -181,6 +183,8 @@ class TrainingSweep:
         What is run in place of the command's program, which then names it only.
     more_metrics : mapping of str to bool
         Further metrics that trials are compared by, and whether more of each is better.
+    service : ServiceChoice, optional
+        None for a fixed number of slots.
     """
 
     path: Path
@@ -199,6 +203,7 @@ class TrainingSweep:
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    service: ServiceChoice | None = None
 
     @property
     def objectives(self) -> dict[str, bool]:

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from helios.errors import UsageError
-from helios.training.model import name_directions
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
+from helios.services.registry import POOL_GROUP, checked_options, find, list_options
+from helios.training.model import ServiceChoice, name_directions
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
 from helios.training.pool.sweep import (
     FUSED_TASK,
@@ -127,6 +128,7 @@ class _SweepTable(_Table):
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
     container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
+    service: dict[str, Any] | None = Field(default=None, description="Service that decides what starts where")
 
 
 class _RangeTable(_Table):
@@ -292,6 +294,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         container=_container(table.container, folder),
         fused=fused,
         more_metrics=objectives,
+        service=_service(table.service),
     )
 
 
@@ -312,6 +315,32 @@ def _objectives(search: _SearchTable | None) -> dict[str, bool]:
     if wrong := {*directions} - {"maximize", "minimize"}:
         raise _Refused(f"{min(wrong)!r} is no direction: maximize or minimize", "search", "direction")
     return {name: direction == "maximize" for name, direction in zip(metrics, directions, strict=True)}
+
+
+def _service(given: dict[str, Any] | None) -> ServiceChoice | None:
+    """Return the service of the file, whose options are keys of its table."""
+    if given is None:
+        return None
+    options = {key: value for key, value in given.items() if key != "name"}
+    if not isinstance(given.get("name"), str):
+        raise _Refused("the service has no name", "service", hint='Write name = "packing" in [service].')
+    name = given["name"]
+    try:
+        service_class = find(name, POOL_GROUP)
+        known = [option.name for option in list_options(service_class)]
+        for key, value in options.items():
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(known)}."
+                raise _Refused(f"the service {name} has no option {key!r}", "service", key, hint=hint)
+            try:
+                checked_options(service_class, {key: value}, name=name)
+            except ServiceInvalid as reason:
+                raise _Refused(reason.message.rstrip("."), "service", key, hint=reason.hint) from reason
+        checked_options(service_class, options, name=name)
+    except (ServiceInvalid, ServiceUnknown) as reason:
+        raise _Refused(reason.message.rstrip("."), "service", "name", hint=reason.hint) from reason
+    return ServiceChoice(name=name, options=options)
 
 
 def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:

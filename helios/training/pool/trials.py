@@ -13,7 +13,7 @@ from typing import Any
 
 from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import Forecast, Trial, TrialForecast, TrialState
+from helios.training.model import Forecast, Trial, TrialForecast, TrialState, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import Fusion
@@ -203,6 +203,7 @@ class SweepTrials:
             forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
+            curve=record.curve,
         )
 
     def expect(self) -> None:
@@ -241,8 +242,9 @@ class SweepTrials:
             program=program(self.sweep),
             family=trial.family,
             parameters=trial.parameters,
-            device_kind=attempt.device.kind,
-            device_model=attempt.device.model,
+            device_kind=attempt.devices[0].kind,
+            device_model=attempt.devices[0].model,
+            placement=placement(trial.devices),
             outcome=what,
             started_s=attempt.began_s,
             seconds=seconds,
@@ -255,6 +257,9 @@ class SweepTrials:
                 for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
+            metric=self.sweep.metric,
+            direction=("maximize" if self.sweep.maximize else "minimize") if self.sweep.metric else "",
+            curve=attempt.curve.points,
             **used,
         )
 
@@ -311,7 +316,9 @@ class SweepTrials:
         self.unreported.append(record)
         self._take_duration(ended.seconds)
         self.just_ended.append(
-            replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
+            replace(
+                attempt.trial, state=record.state, devices=(), peak_memory_mib=record.peak_memory_mib, memory_mib=None
+            )
         )
         missing = [name for name in self.sweep.objectives if name not in record.metrics]
         if record.state is TrialState.FINISHED and missing:
