@@ -58,8 +58,8 @@ class TrialRun:
     device_kind, device_model : str
         Kind and model, as in :class:`helios.training.model.Device`.
     outcome : str
-        ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-        ``interrupted``.
+        ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+        ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float
         When it began, s since the epoch, and how long it took, s.
     start_up_s : float, optional

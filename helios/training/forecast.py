@@ -237,7 +237,7 @@ def _facts(attempts: Sequence[TrialRun], speeds_alone: Mapping[str, float]) -> T
     """Return the needs of the trial with these attempts."""
     last = max(attempts, key=lambda run: run.attempt)
     done = 1.0 if last.outcome == "finished" else last.progress or 0.0
-    useful = [run for run in attempts if run.outcome in {"finished", "diverged", "running", "paused"}]
+    useful = [run for run in attempts if run.outcome in {"finished", "stopped", "diverged", "running", "paused"}]
     seconds = (
         sum(_seconds_alone(run, speeds_alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
     )

@@ -40,7 +40,10 @@ class Attempt:
     answered: TaskRequest | None = None
     terminate_at_s: float = inf
     terminated: bool = False
-    pruned: bool = False
+    stopped: bool = False
+    """Whether it was asked to stop for good."""
+    finished: str = ""
+    """Why it then ends as finished. Empty where it ends as pruned."""
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
     first_report_s: float | None = None
@@ -70,18 +73,30 @@ class Attempt:
         """Number by which the agent knows its process."""
         return self.trial.number if self.process is None else self.process.number
 
-    def request(self, request: TaskRequest) -> None:
-        """Ask the program for something."""
+    def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
+        """Ask the program for something.
+
+        Parameters
+        ----------
+        by_s : float, optional
+            When it is ended if it has not ended by itself, s since the epoch.
+        """
         self.asked = request
         with suppress(OSError):  # a full disk: the signal comes anyway
-            write_request(self.folder / "requests", request)
+            write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def prune(self, grace_s: float) -> None:
-        """Ask the program to stop for good, before it is ended."""
-        self.pruned = True
-        self.request(TaskRequest.STOP)
+    def stop(self, grace_s: float, *, finished: str = "") -> None:
+        """Ask the program to stop for good, before it is ended.
+
+        Parameters
+        ----------
+        finished : str
+            Why it ends as finished, with its last value. Empty where it ends as pruned.
+        """
+        self.stopped, self.finished = True, finished
         if self.process is None:  # one that trains others as well reads requests
-            self.terminate_at_s = steady_s() + grace_s
+            self.terminate_at_s = min(self.terminate_at_s, steady_s() + grace_s)
+        self.request(TaskRequest.STOP, by_s=self.terminate_at_s if self.terminate_at_s < inf else None)
 
 
 class Attempts:

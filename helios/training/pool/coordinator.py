@@ -376,11 +376,11 @@ class Coordinator:
         if self._signal is not None:
             grace = self.sweep.grace_s if self.ends_s is None else min(grace, self.sweep.grace_s)
         for attempt in self._attempts.running.values():
-            attempt.request(TaskRequest.PAUSE)
             # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
             # interrupts does not want to wait.
             listens = attempt.has_reported or self._signal is None
             attempt.terminate_at_s = min(attempt.terminate_at_s, now + grace if listens else now)
+            attempt.request(TaskRequest.PAUSE, by_s=attempt.terminate_at_s)
 
     def _run_service(self) -> None:
         """Ask the service and apply its actions."""
@@ -407,9 +407,6 @@ class Coordinator:
         if isinstance(action, ShareTrial):
             self._notes.note("A share of a device's time cannot be given yet, so trials run side by side")
             return
-        if isinstance(action, StopTrial) and action.finished:
-            self._notes.note("A stop that ends as finished cannot be asked for yet, so the trial runs on")
-            return
         attempt = self._attempts.running.get(action.number)
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
         if attempt is None or attempt.asked in {wanted, TaskRequest.STOP}:
@@ -417,10 +414,10 @@ class Coordinator:
         self._notes.publish(
             {"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason}
         )
-        if wanted is TaskRequest.PAUSE:
-            attempt.request(wanted)
+        if isinstance(action, StopTrial):
+            attempt.stop(self.sweep.grace_s, finished=action.reason if action.finished else "")
         else:
-            attempt.prune(self.sweep.grace_s)
+            attempt.request(wanted)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         """Handle what an agent tells."""

@@ -143,13 +143,13 @@ class Readings:
             return
         attempt.value = report.metrics.get(metric)
         self._take_point(attempt, report, now)
-        if report.step is None or attempt.pruned:
+        if report.step is None or attempt.stopped:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
         pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.prune(self._trials.sweep.grace_s)
+            attempt.stop(self._trials.sweep.grace_s)
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""

@@ -430,8 +430,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

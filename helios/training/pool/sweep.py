@@ -176,6 +176,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    weight : float
+        Importance of its trials, for services that weigh trials.
     cwd : Path
         Absolute folder in which trials run.
     events : str
@@ -213,6 +215,7 @@ class TrainingSweep:
     service: ServiceChoice | None = None
     conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
+    weight: float = 1.0
 
     @property
     def objectives(self) -> dict[str, bool]:

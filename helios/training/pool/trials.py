@@ -204,6 +204,7 @@ class SweepTrials:
             fusible=fusible,
             most_fused=most_fused,
             curve=record.curve,
+            weight=self.sweep.weight,
         )
 
     def expect(self) -> None:

@@ -53,6 +53,11 @@ def test_other_keys_are_read(sweep: Reader, tmp_path: Path) -> None:
     assert sweep(GRID).events_folder(trial=7, checkpoints=Path()) is None
 
 
+def test_a_sweep_has_a_weight_and_may_change_it(sweep: Reader) -> None:
+    assert (sweep(GRID).weight, sweep("weight = 2\n" + GRID).weight) == (1.0, 2.0)
+    assert sweep(GRID).fingerprint() == sweep("weight = 2\n" + GRID).fingerprint()
+
+
 def test_grid_may_name_its_metric_without_optuna(sweep: Reader) -> None:
     read = sweep(GRID + '[search]\nmetric = "loss"\ndirection = "minimize"\n')
     assert (read.search, read.metric, read.maximize, read.trials) == (None, "loss", False, 6)
@@ -78,6 +83,8 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ("attempts = 0\n" + GRID, 1, "attempts"),
         ('attempts = "3"\n' + GRID, 1, "attempts"),
         ("grace_s = 0\n" + GRID, 1, "grace_s"),
+        ("weight = 0\n" + GRID, 1, "weight"),
+        ("weight = nan\n" + GRID, 1, "weight"),
         (GRID + '[search]\nmetric = "a"\ntrails = 3\n', 7, "'trials'"),
         (GRID + "[search]\ntrials = 3\n", 5, "'metric' is missing"),
         (GRID + '[search]\nmetric = "a"\ndirection = "up"\n', 7, "maximize or minimize"),
