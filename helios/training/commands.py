@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
 Folder = Annotated[
     Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
+]
+Targets = Annotated[
+    list[str] | None, Argument(metavar="[NUMBER]... [POOL]", help="Numbers of trials, and the pool as in pool status.")
 ]
 Slots = Annotated[
     int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
@@ -278,6 +281,44 @@ def show_(
     attempts, log = status.attempts(trial), status.log_end(trial)
     found = {**status.result_json(trial), "runs": attempts, "log_end": log}
     print_result(found, *show_lines(status, number, log, attempts), as_json=as_json)
+
+
+@commands.command("stop", epilog="Example: helios pool stop 12 13 sweep.pool")
+def stop_(targets: Targets = None, as_json: AsJson = False) -> None:
+    """Stop a pool, or end some of its trials for good.
+
+    A pool that stops does what it does after Ctrl-C: trials are asked for a checkpoint, and the same command goes on
+    later. All pools that share the folder stop. Trials with these numbers are asked to stop and end as pruned.
+    """
+    from helios.training.pool.orders import STOP  # noqa: PLC0415 - no help needs it
+
+    _order(STOP, targets or [], as_json=as_json)
+
+
+@commands.command("retry", epilog="Example: helios pool retry 12 sweep.pool")
+def retry_(targets: Targets = None, as_json: AsJson = False) -> None:
+    """Run failed trials again, in place.
+
+    Without numbers all that have failed. A trial that diverged is run again where its number is given, and begins anew;
+    a failed one goes on from its checkpoints. Each may fail as often as the sweep file says. It is done at once by a
+    pool that runs, else by the next run.
+    """
+    from helios.training.pool.orders import RETRY  # noqa: PLC0415 - no help needs it
+
+    _order(RETRY, targets or [], as_json=as_json)
+
+
+def _order(what: str, targets: Sequence[str], *, as_json: bool) -> None:
+    from helios.training.ordering import order_pool  # noqa: PLC0415 - no help needs it
+    from helios.training.status import find_pool  # noqa: PLC0415 - as above
+
+    numbers = [int(word) for word in targets if word.isdecimal()]
+    places = [Path(word) for word in targets if not word.isdecimal()]
+    if len(places) > 1:
+        raise UsageError(f"{places[1]} is neither a number nor the only pool.", hint="Name trials, then one pool.")
+    with progress_bars(shows_compiling=False) as progress:
+        given = order_pool(find_pool(places[0] if places else None), what, numbers, progress=progress)
+    print_result(given.to_json(), escape(given.in_words), as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from helios.errors import FileUnreadable, UsageError
+from helios.training.pool.orders import RETRY, STOP, give_order
+from helios.training.pool.provenance import own_name
 from helios.training.pool.state import FILE, MEMBERS
 from helios.training.status import find_pool, read_status
+from tests.disks import fill, small_disk
 from tests.story.shell import Helios
 from tests.waiting import until
 
@@ -30,7 +36,7 @@ def report(**values):
 report(step=0, score=x / 2, progress=0.5)
 while x > 2 and not pathlib.Path("go").exists():
     time.sleep(0.02)
-if x == 1:
+if x == 1 and not pathlib.Path("data").exists():
     raise SystemExit("no data")
 report(step=1, score=x, progress=1.0)
 """
@@ -149,11 +155,142 @@ def test_a_killed_pool_does_not_run(helios: Helios, waiting: subprocess.Popen[by
     assert "does not run" in helios("pool", "status").out
 
 
-def test_pools_that_share_a_folder_are_told_one_by_one(helios: Helios, sweep: Path, start: Start) -> None:
-    pools = {start("--shared").pid for _ in range(2)}
+def trial(helios: Helios, number: int) -> Any:
+    return helios("pool", "show", number, "--json").json
+
+
+def finish(sweep: Path, pool: subprocess.Popen[bytes]) -> int:
+    (sweep.parent / "go").touch()
+    return pool.wait()
+
+
+def test_a_failed_trial_is_run_again_while_the_pool_runs(
+    helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
+) -> None:
+    (sweep.parent / "data").touch()
+    given = helios("pool", "retry", "--json").json
+    assert (given["trials"], given["running"], given["done"]) == ([1], True, True)
+    assert finish(sweep, waiting) == 0
+    found = trial(helios, 1)
+    assert (found["state"], found["value"], found["attempts"]) == ("finished", 1, 2)
+    assert [attempt["outcome"] for attempt in found["runs"]] == ["failed", "finished"]
+
+
+def test_a_dead_pool_s_orders_are_carried_out_once_by_the_next(
+    helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
+) -> None:
+    waiting.kill()
+    waiting.wait()
+    assert "next run" in helios("pool", "retry", 1).out
+    assert "next run" in helios("pool", "stop", 6).out
+    (sweep.parent / "go").touch()
+    for _ in range(2):
+        helios("pool", "run", sweep, code=1)
+        assert (trial(helios, 1)["attempts"], trial(helios, 1)["state"]) == (2, "failed")
+    assert (trial(helios, 6)["attempts"], trial(helios, 6)["state"]) == (0, "pruned")
+
+
+def test_trials_that_run_and_wait_are_ended_with_who_wanted_it(
+    helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
+) -> None:
+    given = helios("pool", "stop", 3, 6, "--json").json
+    assert given["done"] or status(helios)["counts"]["pruned"] < 2  # a loaded machine takes longer
+    until(lambda: status(helios)["counts"].get("pruned") == 2)
+    assert finish(sweep, waiting) == 1
+    assert {trial(helios, number)["reason"] for number in (3, 6)} == {f"stopped by {own_name()}"}
+    assert status(helios)["counts"] == {"failed": 1, "finished": 4, "pruned": 2}
+
+
+def test_a_pool_is_stopped_as_by_sigterm(helios: Helios, waiting: subprocess.Popen[bytes]) -> None:
+    helios("pool", "stop")
+    assert waiting.wait() == 128 + signal.SIGTERM
+    assert status(helios)["counts"] == {"failed": 1, "finished": 2, "waiting": 4}
+
+
+def test_a_stop_ends_no_later_run(helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]) -> None:
+    give_order(sweep.with_suffix(".pool"), STOP, (), who="somebody")
+    waiting.wait()
+    (sweep.parent / "go").touch()
+    helios("pool", "run", sweep, code=1)
+    assert status(helios)["counts"] == {"failed": 1, "finished": 6}
+
+
+@pytest.fixture
+def sharing(helios: Helios, sweep: Path, start: Start) -> list[subprocess.Popen[bytes]]:
+    """Two pools that share a folder, whose slots are all taken."""
+    pools = [start("--shared") for _ in range(2)]
     folder = sweep.with_suffix(".pool")
-    until(lambda: (folder / FILE).exists() and {run.get("pid") for run in status(helios)["runs"]} == pools)
-    until(lambda: status(helios)["counts"].get("running") == 4)
+    until(lambda: (folder / FILE).exists() and status(helios)["counts"] == {"failed": 1, "finished": 2, "running": 4})
+    return pools
+
+
+def test_of_pools_that_share_a_folder_one_runs_a_trial_again(
+    helios: Helios, sweep: Path, sharing: list[subprocess.Popen[bytes]]
+) -> None:
+    assert helios("pool", "retry", 1, "--json").json["done"]
+    assert {finish(sweep, pool) for pool in sharing} <= {0, 1}
+    assert (trial(helios, 1)["attempts"], trial(helios, 1)["state"]) == (2, "failed")
+
+
+def test_pools_that_share_a_folder_are_told_one_by_one(helios: Helios, sharing: list[subprocess.Popen[bytes]]) -> None:
+    assert {run["pid"] for run in status(helios)["runs"]} == {pool.pid for pool in sharing}
+
+
+def test_pools_that_share_a_folder_all_stop(helios: Helios, sharing: list[subprocess.Popen[bytes]]) -> None:
+    helios("pool", "stop")
+    assert [pool.wait() for pool in sharing] == [143, 143]
+
+
+def test_what_cannot_be_ordered_is_refused(helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]) -> None:
+    assert "since it is finished" in helios("pool", "retry", 2, code=2).err
+    assert "has ended: failed" in helios("pool", "stop", 1, code=2).err
+    assert "no trial 77" in helios("pool", "retry", 77, code=2).err
+    assert "neither a number" in helios("pool", "stop", 1, sweep, sweep, code=2).err
+    waiting.kill()
+    waiting.wait()
+    assert "No pool runs" in helios("pool", "stop", code=2).err
+    assert not (sweep.with_suffix(".pool") / "orders.jsonl").exists()
+
+
+def test_orders_survive_kills_at_any_moment(helios: Helios, sweep: Path, start: Start) -> None:
+    (sweep.parent / "go").touch()
+    folder, random = sweep.with_suffix(".pool"), Random(7)
+    for _ in range(6):
+        pool = start()
+        until(lambda: (folder / FILE).exists() and '"failed"' in (folder / FILE).read_text())
+        give_order(folder, RETRY, (1,), who="somebody")
+        time.sleep(random.random())
+        pool.kill()
+        pool.wait()
+        assert helios("pool", "status", "--json").json["running"] is False
+    helios("pool", "run", sweep, code=1)
+    lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    given = [line["order"] for line in lines if line.get("what") == "retried"]
+    assert len(set(given)) == len(given) > 0
+    assert status(helios)["counts"] == {"failed": 1, "finished": 6}
+
+
+def test_what_holds_starts_on_a_full_disk_is_told(sweep: Path, tmp_path: Path) -> None:
+    sweep.write_text(sweep.read_text().replace("[0, 1, 2", f"{list(range(2, 40))} #"))
+    with small_disk(tmp_path / "disk") as disk:
+        folder = disk / "own.pool"
+        words = [sys.executable, "-m", "helios", "pool"]
+        run = [*words, "run", str(sweep), "--folder", str(folder), "--slots", "2"]
+        pool = subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def ask() -> Any:
+            asked = subprocess.run([*words, "status", str(folder), "--json"], capture_output=True, check=False)
+            return {"runs": []} if asked.returncode else json.loads(asked.stdout)
+
+        until(lambda: ask().get("counts", {}).get("running") == 2)
+        fill(disk)
+        (tmp_path / "go").touch()
+        until(lambda: [run for run in ask()["runs"] if re.search("full|No space", run["hold"] or "")])
+        refused = subprocess.run([*words, "stop", str(folder)], capture_output=True, text=True, check=False)
+        assert (refused.returncode, "Make room" in refused.stderr) == (1, True)
+        (disk / "full").unlink()
+        pool.wait()
+        assert "waiting" not in ask()["counts"]
 
 
 def test_asking_never_keeps_a_pool_from_starting(helios: Helios, sweep: Path, start: Start) -> None:

@@ -39,6 +39,7 @@ from helios.training.pool.devices import Node
 from helios.training.pool.endings import Endings
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
+from helios.training.pool.orders import Orders
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
 from helios.training.pool.search import Search
@@ -214,6 +215,8 @@ class Coordinator:
             container=container,
             mps=mps,
         )
+        self._orders = Orders(folder=folder, trials=self._trials, attempts=self._attempts, notes=self._notes)
+        self._stopped_by = ""
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
@@ -282,6 +285,9 @@ class Coordinator:
         now = steady_s()
         if not self._attempts.stop_reason and self.ends_s is not None and now >= self.ends_s - self._margin_s:
             self._stop("the time of the allocation is up")
+        if stopped_by := self._orders.take():
+            self._stopped_by = stopped_by
+            self._signals.append(signal.SIGTERM)
         self._take_signals()
         if now >= self._read_at_s:
             for attempt in list(self._attempts.running.values()):
@@ -376,7 +382,8 @@ class Coordinator:
                 self._stop("the time of the allocation is up")
                 continue
             self._signal = number
-            self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
+            told = f"{self._stopped_by} stopped it" if self._stopped_by else "it was told to end"
+            self._stop("it was interrupted" if number == signal.SIGINT else told)
 
     def _stop(self, reason: str) -> None:
         """Request a checkpoint of every trial, then end it."""
@@ -426,8 +433,9 @@ class Coordinator:
             {"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason}
         )
         if isinstance(action, StopTrial):
-            attempt.stop(self.sweep.grace_s, finished=action.reason if action.finished else "")
+            attempt.stop(self.sweep.grace_s, why=action.reason, finished=action.reason if action.finished else "")
         else:
+            attempt.why = action.reason
             attempt.request(wanted)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:

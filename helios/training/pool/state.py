@@ -27,6 +27,7 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
+from helios.training.pool.orders import size_of_orders
 from helios.training.pool.reports import PlainFile
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class TrialRecord:
         Run of the pool that started it last.
     log : str
         Its log, where that is not in its folder.
+    again : int
+        How often it was run again after it had ended.
+    order : int
+        Place of the last order to run it again that was carried out.
     curve : tuple of CurvePoint
         Of a trial that has not ended, its metric by step until its last end that is recorded.
     unended_s : list of float
@@ -94,6 +99,8 @@ class TrialRecord:
     started_s: float | None = None
     run: str = ""
     log: str = ""
+    again: int = 0
+    order: int = 0
     curve: tuple[CurvePoint, ...] = ()
     unended_s: list[float] = field(default_factory=list)
 
@@ -279,6 +286,8 @@ class Records:
         Pools that ended while trials of them ran.
     joined : int
         How many pools have shared the folder before this one.
+    orders : int
+        Up to where orders to run trials again were carried out.
     first : str
         Identity that the pool got when it was made.
     """
@@ -287,7 +296,7 @@ class Records:
         self.trials: dict[int, TrialRecord] = {}
         self.runs: dict[str, Mapping[str, Any]] = {}
         self.interrupted: set[str] = set()
-        self.joined = 0
+        self.joined = self.orders = 0
         self.first = ""
 
     def begin(self, header: Mapping[str, Any]) -> None:
@@ -313,19 +322,32 @@ class Records:
 
     def apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Apply a line to the records."""
-        if "joined" in entry:
+        if "what" in entry:
+            self._apply_to_trial(entry)
+        elif "joined" in entry:
             self.joined += 1
-            return
-        if "what" not in entry:
+        elif "orders" in entry:
+            self.orders = max(self.orders, int(entry["orders"]))
+        else:
             self.runs[str(entry["run"])] = entry
-            return
+
+    def _apply_to_trial(self, entry: Mapping[str, Any]) -> None:
         number = int(entry["trial"])
         what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
             self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
             return
         trial = self.trials[number]
+        if what == "retried":
+            trial.state, trial.reason, trial.owner = TrialState.WAITING, f"run again by {entry['who']}", owner
+            trial.failures = trial.memory_kills = 0
+            trial.metrics, trial.value = {}, None
+            trial.again, trial.order = trial.again + 1, int(entry["order"])
+            return
         if trial.ended:
+            return
+        if what == "withdrawn":
+            trial.state, trial.reason = TrialState.PRUNED, str(entry["reason"])
             return
         if what == "taken":
             self.interrupt(trial)
@@ -370,6 +392,8 @@ class StateFile(Records):
         Identity of the pool, by which its processes are known.
     run : str
         Identity of this run of the pool.
+    orders_before : int
+        Up to where orders were given before this run began.
     problem : str
         Why nothing can be written now. Empty where it can.
     unsynced : bool
@@ -391,6 +415,7 @@ class StateFile(Records):
         self._is_exclusive = False
         self._members, self._own_lock = folder / MEMBERS, -1
         self.pool, self.run, self.problem = "", uuid4().hex, ""
+        self.orders_before = size_of_orders(folder)
         self._unwritten: list[bytes] = []
         self._retry_at_s = 0.0
         self.unsynced = False
@@ -553,6 +578,17 @@ class StateFile(Records):
             lasting=False,
         )
 
+    def record_retried(self, number: int, *, order: int, who: str) -> None:
+        """Record that a trial that has ended is run again."""
+        owner = {"by": self.pool} if self.shared else {}
+        entry = {"what": "retried", "trial": number, "at_s": round(time.time(), 3), "order": order, "who": who}
+        self.append({**entry, **owner}, lasting=False)
+
+    def record_withdrawn(self, number: int, *, reason: str) -> None:
+        """Record that a trial that waits is not to be run any more."""
+        entry = {"what": "withdrawn", "trial": number, "at_s": round(time.time(), 3), "reason": reason}
+        self.append(entry, lasting=False)
+
     def record_ended(
         self,
         number: int,
@@ -605,7 +641,7 @@ class StateFile(Records):
         """
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
-            if "what" in entry:
+            if "what" in entry or "orders" in entry:
                 self.apply_entry(json.loads(line))
             self._unwritten.append(line)
             if not self.problem:

@@ -18,6 +18,7 @@ from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
+from helios.training.pool.orders import Order
 from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry
 from helios.training.pool.sweep import TrainingSweep, family, program
@@ -103,8 +104,11 @@ class SweepTrials:
         for record in self.state.trials.values():
             if not record.ended and self.state.is_mine(record):
                 self.waiting[record.number] = self._trial(record)
-            elif record.last_seconds is not None:
+                continue
+            if record.last_seconds is not None:
                 self._take_duration(record.last_seconds)
+            if record.again:  # the search does not ask for it, if the end of the pool came before it was told
+                self.unreported.append(record)
 
     def ask(self, slots: int) -> bool:
         """Ask the search for as many trials as may start.
@@ -161,6 +165,29 @@ class SweepTrials:
             if record.number not in self._attempts.running and self.state.is_mine(record):
                 self.waiting[record.number] = self._trial(record)
 
+    def run_again(self, record: TrialRecord, order: Order) -> None:
+        """Have a trial that has ended run again, as somebody ordered.
+
+        One that diverged begins anew, since its checkpoints and reports may hold what is not finite. They are put
+        aside.
+        """
+        if record.state is TrialState.DIVERGED:
+            folder = self.folder(record.number)
+            for name in ("checkpoints", "report.jsonl"):
+                with suppress(OSError):
+                    (folder / name).rename(folder / f"{name}.{record.attempts}")
+        self.state.record_retried(record.number, order=order.place, who=order.who)
+        self.waiting[record.number] = self._trial(record)
+        self.changed = True
+
+    def withdraw(self, record: TrialRecord, order: Order) -> None:
+        """End a trial that waits, as somebody ordered."""
+        trial = self.waiting.pop(record.number)
+        self.state.record_withdrawn(record.number, reason=f"stopped by {order.who}")
+        self.unreported.append(record)
+        self.just_ended.append(replace(trial, state=record.state))
+        self.changed = True
+
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
         self.hold_until_s, self.hold = steady_s() + _HOLD_S, problem
@@ -171,7 +198,7 @@ class SweepTrials:
         try:
             with self.state.exclusive():
                 values = [record.metrics.get(name) for name in self.sweep.objectives]
-                self._search.tell(record.number, record.state, *values)
+                self._search.tell(record.number, record.state, *values, again=record.again)
         except FileUnwritable as reason:
             self.pause_starts(reason.message)
             return False
@@ -188,7 +215,7 @@ class SweepTrials:
     def is_pruned(self, number: int, step: int, value: float) -> bool:
         """Tell the search of a metric, and return whether it prunes the trial."""
         with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
-            return self._search.report(number, step, value)
+            return self._search.report(number, step, value, self.state.trials[number].again)
         return False
 
     def _trial(self, record: TrialRecord) -> Trial:
