@@ -19,7 +19,7 @@ MOST_RUNS_READ = 20_000
 """Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
 MOST_CURVES_READ = 1_000
 """Most of them that are read with their curves, the last ones, at some 0.3 ms each."""
-_NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "metrics", "metric", "direction", "curve"}
+_NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "metrics", "placement", "metric", "direction", "curve"}
 _TRIAL_COLUMNS = tuple(field.name for field in fields(TrialRun) if field.name not in _NOT_AS_IT_IS)
 """Fields of ``TrialRun`` that are stored as they are."""
 
@@ -73,6 +73,7 @@ def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
         "parameters": json.dumps(dict(run.parameters), default=str),
         "speeds": json.dumps(speeds),
         "metrics": json.dumps(dict(run.metrics)),
+        "placement": json.dumps(run.placement),
         "metric": run.metric,
         "direction": run.direction,
         "curve": json.dumps(run.curve, separators=(",", ":")),
@@ -92,5 +93,6 @@ def _trial_run(row: sa.Row[tuple[object, ...]], curve: str | None) -> TrialRun:
             for beside, steps, seconds in json.loads(values["speeds"])
         ),
         metrics=json.loads(values["metrics"]),
+        placement=tuple(json.loads(values["placement"] or "[1]")),
         curve=tuple(CurvePoint._make(point) for point in json.loads(curve or "[]")),
     )

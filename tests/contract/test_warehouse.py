@@ -1215,7 +1215,11 @@ def a_trial_run(number: int = 0, **values: Any) -> TrialRun:
 
 
 def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None:
-    runs = [a_trial_run(0), a_trial_run(0, attempt=2), a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9)]
+    runs = [
+        a_trial_run(0),
+        a_trial_run(0, attempt=2, placement=(4, 2)),
+        a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9),
+    ]
     assert warehouse.add_trial_runs(runs, user="ann") == 3
     assert warehouse.trial_runs(user="ann") == sorted(runs, key=lambda run: run.started_s)
     assert warehouse.clusters().empty

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from helios.training.model import FusedSpeed, SharedSpeed
+from helios.training.model import FusedSpeed, SharedSpeed, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.curve import Curve
@@ -36,8 +36,8 @@ class Readings:
     ) -> None:
         self._trials, self._attempts, self._notes = trials, attempts, notes
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
-            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        self._speeds: dict[tuple[str, tuple[str, ...], tuple[int, ...]], dict[int, float]] = {
+            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s} for speed in known_speeds
         }
         self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
 
@@ -45,8 +45,14 @@ class Readings:
     def speeds(self) -> tuple[SharedSpeed, ...]:
         """Mean speed of each family beside others."""
         return tuple(
-            SharedSpeed(family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates))
-            for (family, beside), rates in self._speeds.items()
+            SharedSpeed(
+                family=family,
+                beside=beside,
+                steps_per_s=sum(rates.values()) / len(rates),
+                samples=len(rates),
+                placement=placement,
+            )
+            for (family, beside, placement), rates in self._speeds.items()
         )
 
     @property
@@ -124,25 +130,26 @@ class Readings:
         if now - since >= 1.0 and step > first:
             rate = (step - first) / (now - since)
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
-            speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-            speeds[attempt.trial.number] = rate
+            key = attempt.trial.family, attempt.beside, placement(attempt.trial.devices)
+            self._speeds.setdefault(key, {})[attempt.trial.number] = rate
             attempt.speeds[attempt.beside] = (rate, now - since)
 
     def _take_value(self, attempt: Attempt, report: Report, now: float, *, is_over: bool) -> None:
         """Take the value that trials are compared by, and prune by it."""
         metric = self._trials.sweep.metric
-        attempt.diverged = metric in report.not_finite or (attempt.diverged and metric not in report.metrics)
+        attempt.diverged |= {*self._trials.sweep.objectives} & {*report.not_finite}
+        attempt.diverged -= report.metrics.keys()
         if metric not in {*report.metrics, *report.not_finite}:
             return
         attempt.value = report.metrics.get(metric)
         self._take_point(attempt, report, now)
-        if report.step is None or attempt.pruned:
+        if report.step is None or attempt.stopped:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
         pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.prune(self._trials.sweep.grace_s)
+            attempt.stop(self._trials.sweep.grace_s)
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""

@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
 
-VERSION = 1
+VERSION = 2
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -73,7 +73,7 @@ class TrialRecord:
     last_seconds: float | None = None
     peak_memory_mib: float | None = None
     out_of_memory_mib: float | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
@@ -96,7 +96,7 @@ class TrialRecord:
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
-            "device": self.device,
+            "devices": list(self.devices),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -156,6 +156,7 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "family": run.family,
         "device_kind": run.device_kind,
         "device_model": run.device_model,
+        "placement": run.placement,
         **rounded,
         "metric": run.metric,
         "direction": run.direction,
@@ -187,6 +188,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
+        placement=tuple(values.pop("placement")),
         **values,
     )
 
@@ -373,7 +375,7 @@ class StateFile:
             return
         if what == "started":
             trial.attempts += 1
-            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
             trial.unended_s.append(float(entry["at_s"]))
             return
         trial.seconds += entry["seconds"]
@@ -394,14 +396,14 @@ class StateFile:
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+    def record_started(self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
         self.append(
             {
                 "what": "started",
                 "trial": number,
                 "at_s": round(time.time(), 3),
-                "device": device,
+                "devices": list(devices),
                 "memory_limit_mib": memory_limit_mib,
             },
             lasting=False,
@@ -428,8 +430,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional
