@@ -93,6 +93,7 @@ class TrialRecord:
             "parameters": dict(self.parameters),
             "state": str(self.state),
             "metrics": dict(self.metrics),
+            "value": self.value,
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
