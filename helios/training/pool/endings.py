@@ -43,7 +43,8 @@ class Endings:
         self._readings.forget(attempt.trial.number)
         self._attempts.remove(attempt)
         what, state, reason = self._outcome(attempt, int(event["status"]), event)
-        peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        peak_mib = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / attempt.parts
+        peaks = [peak for peak in (peak_mib, attempt.trial.peak_memory_mib) if peak is not None]
         ended = self._trials.describe_run(
             replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
             what,
@@ -105,7 +106,7 @@ class Endings:
         if paused or asked:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0 and attempt.diverged:
-            return "diverged", TrialState.DIVERGED, f"its last {self._trials.sweep.metric} is not a finite number"
+            return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
         if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):
@@ -137,9 +138,10 @@ def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:
 
 def _out_of_memory(attempt: Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:
     limit = attempt.limit_mib
-    whole = limit >= attempt.device.memory_mib and not attempt.beside
+    whole = limit >= min(device.memory_mib for device in attempt.devices) and not attempt.beside
     if record.memory_kills >= MOST_MEMORY_KILLS or (whole and record.memory_kills):
-        return "out_of_memory", TrialState.FAILED, f"it needs more memory than {attempt.device.name} has"
+        names = " and ".join(device.name for device in attempt.devices)
+        return "out_of_memory", TrialState.FAILED, f"it needs more memory than {names} has"
     return "out_of_memory", TrialState.WAITING, f"it needed more than {limit:,.0f} MiB"
 
 

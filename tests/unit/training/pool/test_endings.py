@@ -127,6 +127,15 @@ def test_a_trial_that_was_nan_for_a_while_has_its_last_value(tmp_path: Path) -> 
     assert told == ["COMPLETE"] * 2
 
 
+def test_a_second_metric_that_is_no_number_has_diverged(tmp_path: Path) -> None:
+    trials, told = searched(
+        tmp_path, "report(accuracy=0.9, loss=float('inf'))\nreport(accuracy=0.95)", more_metrics={"loss": False}
+    )
+    assert [trial.state for trial in trials.values()] == [TrialState.DIVERGED] * 2
+    assert trials[0].reason == "its last loss is not a finite number"
+    assert told == ["FAIL"] * 2
+
+
 def test_a_value_that_is_nan_at_a_step_is_pruned(tmp_path: Path) -> None:
     trials, told = searched(tmp_path, "report(step=1, accuracy=float('nan'))\nwait()\nreport(answer='stop')")
     assert [trial.state for trial in trials.values()] == [TrialState.PRUNED] * 2

@@ -117,7 +117,7 @@ class Shares:
 
 @pytest.mark.usefixtures("one_core")
 def test_trials_get_the_shares_of_the_cpu_that_a_service_gives(tmp_path: Path, device: Device) -> None:
-    plan = [{0: 0.6, 1: 0.3, 2: 0.1}, {0: 0.1, 2: None}]
+    plan: list[Mapping[int, float | None]] = [{0: 0.6, 1: 0.3, 2: 0.1}, {0: 0.1, 2: None}]
     service = Shares(tmp_path / "pool", plan, seconds=6.0)
     _, trials = run(a_sweep(tmp_path, BURNS, range(3)), devices=[device], decide=service)
     assert service.got[0] == pytest.approx({0: 0.6, 1: 0.3, 2: 0.1}, abs=0.06)
