@@ -584,7 +584,7 @@ class Agent:
         return max(0.0, min(due) - time.monotonic())
 
     def tick(self) -> None:
-        """Do what is due: kill trials, change turns, measure."""
+        """Kill trials, change turns and measure, where that is due."""
         now = time.monotonic()
         for trial in list(self._running.values()):
             if trial.kill_at_s is not None and trial.kill_at_s <= now:
@@ -916,7 +916,8 @@ class _RunningTrial:
     def measure(self, pids: Iterable[int]) -> tuple[float, float]:
         """Return the CPU time since the last call.
 
-        It is what the processes used, and what one of them had to wait for, s. Where weights divide the CPU, what it waited is time that it was held back.
+        It is what its processes used, and what one of them had to wait for, s. Where weights divide the CPU, the
+        latter is time that it was held back.
         """
         before = self.cpu_s, self.delay_s
         pids = list(pids)
