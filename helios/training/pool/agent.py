@@ -631,10 +631,10 @@ class Agent:
         )
 
     def share(self, order: dict[str, Any]) -> None:
-        """Divide the time of a device among its trials, or with no shares let all run.
+        """Divide the time of a device among its trials.
 
-        On a CPU control groups do it by their weights, where this user may make them. Else trials take turns: the
-        processes of those whose turn it is not are stopped.
+        Without shares all run. On a CPU control groups do it by their weights, where this user may make them. Else
+        trials take turns, and the processes of those whose turn it is not are stopped.
         """
         name, shares = order["device"], {int(number): float(share) for number, share in order["shares"].items()}
         device = self._shared.setdefault(name, _SharedDevice(TimeSlices(GPU_SLICE_S if order["gpu"] else SLICE_S)))
