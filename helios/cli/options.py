@@ -248,7 +248,7 @@ def described(
     resource: str | None = None,
     partitions: Collection[str] = (),
 ) -> LoadedHistory:
-    """Return a history with the window and the capacity that options give, else the record."""
+    """Return a history with window and capacity by options or record."""
     from helios.app.record import describe_record  # noqa: PLC0415 - pandas; no help needs it
 
     window, machine = window or WindowOptions(), machine or Machine()

@@ -352,10 +352,8 @@ class _Screen:
         self._began_s = monotonic()
         self._shown_at_s = 0.0
         self._notes: list[str] = []
-        self._metric = ""
 
-    def watch(self, sweep: TrainingSweep) -> _Screen:
-        self._metric = sweep.metric
+    def watch(self, _: TrainingSweep) -> _Screen:
         return self
 
     def __enter__(self) -> None:
@@ -371,20 +369,23 @@ class _Screen:
             self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
 
     def refresh(self, pool: Coordinator) -> None:
-        from helios.training.report import pool_view, write_parameters  # noqa: PLC0415 - see run_
+        from helios.training.model import TrialState  # noqa: PLC0415 - see run_
+        from helios.training.report import best_in_words, pool_view  # noqa: PLC0415 - see run_
 
         if monotonic() < self._shown_at_s:
             return
         self._shown_at_s = monotonic() + _REFRESH_S
-        best = pool.best()
-        words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
+        finished = (trial for trial in pool.state.trials.values() if trial.state is TrialState.FINISHED)
+        best = best_in_words(
+            {trial.number: (trial.metrics, trial.parameters) for trial in finished}, pool.sweep.objectives
+        )
         self._live.update(
             pool_view(
                 pool.snapshot(),
                 counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
                 total=pool.total,
                 seconds=monotonic() - self._began_s,
-                best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
+                best="\n".join(best),
                 notes=self._notes,
             ),
             refresh=True,

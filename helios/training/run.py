@@ -170,6 +170,7 @@ def run_pool(
             seconds=steady_s() - began_s,
             reason=end.reason,
             signal=end.signal,
+            more_metrics=sweep.more_metrics,
             notes=[note for note in notes if note],
         )
 

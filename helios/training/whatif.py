@@ -19,7 +19,7 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import Device, SharedSpeed, Trial, TrialForecast
+from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
@@ -103,7 +103,7 @@ def pool_whatif(
         (run.pool, run.number, run.attempt): run
         for run in [*known, *(run for folder in folders for run in runs_of_folder(folder, own_program))]
     }
-    past = list(runs.values())
+    past = [run for run in runs.values() if run.placement == ONE_DEVICE]
     model = TrialModel(past, now_s=math.inf)
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]

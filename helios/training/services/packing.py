@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import (
+    ONE_DEVICE,
     Device,
     PauseTrial,
     PoolAction,
@@ -127,7 +128,8 @@ class Packing:
 
     def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
         """Return which trials to start where, and which to pause."""
-        actions, remaining = fuse_where_faster(snapshot)
+        speeds = tuple(speed for speed in snapshot.speeds if speed.placement == ONE_DEVICE)
+        actions, remaining = fuse_where_faster(replace(snapshot, speeds=speeds))
         decision = _Decision(remaining, self.options)
         return [*actions, *(decision.decide() if decision.waiting or decision.running else [])]
 
@@ -253,8 +255,8 @@ class _Decision:
         self.most_needed_mib = max((need or 0.0 for need in self._needed_mib.values()), default=0.0)
         self.trials_on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
-            if trial.device in self.trials_on:
-                self.trials_on[trial.device].append(trial)
+            for name in self.trials_on.keys() & {*trial.devices}:
+                self.trials_on[name].append(trial)
         self.queue: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.waiting:
             self.queue[self.class_of(trial)].append(trial)
@@ -482,7 +484,7 @@ class _Decision:
     def _start(self, trial: Trial, device: Device, need_mib: float | None, reason: str) -> None:
         limit_mib = None if need_mib is None or need_mib >= device.memory_mib else need_mib
         self.actions.append(
-            StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit_mib, reason=reason)
+            StartTrial(number=trial.number, devices=(device.name,), memory_limit_mib=limit_mib, reason=reason)
         )
         cls = self.class_of(trial)
         self.queue[cls].remove(trial)

@@ -50,7 +50,7 @@ def waiting(number: int, family: str = "a", **values: Any) -> Trial:
 def running(number: int, family: str = "a", device: str = "gpu:0", **values: Any) -> Trial:
     there = {
         "state": TrialState.RUNNING,
-        "device": device,
+        "devices": (device,),
         "attempts": 1,
         "memory_limit_mib": 4_400.0,
         "peak_memory_mib": 4_000.0,
@@ -61,7 +61,7 @@ def running(number: int, family: str = "a", device: str = "gpu:0", **values: Any
 
 
 def starts(actions: list[PoolAction]) -> dict[int, str]:
-    return {action.number: action.device for action in actions if isinstance(action, StartTrial)}
+    return {action.number: action.devices[0] for action in actions if isinstance(action, StartTrial)}
 
 
 def test_it_keeps_the_promises_of_a_service() -> None:
@@ -198,7 +198,7 @@ def test_an_idle_device_takes_over_a_trial_at_the_end() -> None:
     (action,) = SERVICE.decide(a_pool(trials, devices=2, speeds=speeds(a=10, a_a=6)))
     assert isinstance(action, PauseTrial)
     trials[action.number] = dataclasses.replace(
-        trials[action.number], state=TrialState.PAUSED, device=None, steps_per_s=None
+        trials[action.number], state=TrialState.PAUSED, devices=(), steps_per_s=None
     )
     assert starts(SERVICE.decide(a_pool(trials, devices=2, speeds=speeds(a=10, a_a=6)))) == {action.number: "gpu:1"}
 
@@ -451,7 +451,7 @@ def test_a_long_trial_that_fits_beside_nobody_gets_a_device() -> None:
     rates = speeds(a=10, b=10, c=10, a_b=9, b_a=9)
     actions = SERVICE.decide(a_pool([*there, *queue, waiting(9, "c", forecast=large)], speeds=rates))
     assert {action.number for action in actions if isinstance(action, PauseTrial)} == {2, 3}
-    gone = [*there[:2], *queue, dataclasses.replace(there[2], state=TrialState.PAUSED, device=None)]
+    gone = [*there[:2], *queue, dataclasses.replace(there[2], state=TrialState.PAUSED, devices=())]
     actions = SERVICE.decide(a_pool([*gone, waiting(9, "c", forecast=large)], speeds=rates))
     assert starts(actions)[9] == "gpu:1"
 
