@@ -20,6 +20,7 @@ from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
+from helios.training.pool.growth import describe, take_over
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import TrainingSweep, ValueRange, program
@@ -125,9 +126,11 @@ def run_pool(
     began_s = steady_s()
     container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
-    with StateFile(into, sweep.fingerprint(), shared=shared) as state:
+    with StateFile(into, describe(sweep), shared=shared) as state:
         with state.exclusive():
-            search = open_search(sweep, into / "search", others=state.joined if shared else None)
+            changes = take_over(sweep, state)
+            made = [state.trials[number].parameters for number in sorted(state.trials)]
+            search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
         try:
             coordinator = Coordinator(
                 sweep=sweep,
@@ -145,6 +148,7 @@ def run_pool(
                 watcher=None if watcher is None else watcher(sweep),
                 forecast=None if model is None else partial(model.expect, program(sweep)),
                 known_speeds=() if model is None else model.speeds,
+                notes=[changes] if changes else (),
             )
             end = coordinator.run()
         finally:

@@ -161,6 +161,8 @@ class Coordinator:
         Other nodes of the allocation.
     mps : bool
         Whether to run NVIDIA's MPS on each node while the pool runs.
+    notes : sequence of str
+        What a person should know from the start.
     """
 
     def __init__(
@@ -181,6 +183,7 @@ class Coordinator:
         mps: bool = False,
         forecast: Forecast | None = None,
         known_speeds: Sequence[SharedSpeed] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         self.sweep, self.state, self.ends_s = sweep, state, ends_s
         self._decide, self._margin_s, self._watcher = decide, margin_s, watcher
@@ -214,6 +217,7 @@ class Coordinator:
             container=container,
             mps=mps,
         )
+        self._start_notes = notes
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
@@ -254,6 +258,8 @@ class Coordinator:
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""
         trials, attempts = self._trials, self._attempts
+        for note in self._start_notes:
+            self._notes.note(note)
         trials.restore()
         self._launcher.end_interrupted()
         try:

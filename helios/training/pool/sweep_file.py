@@ -32,6 +32,7 @@ from helios.training.pool.sweep import (
     MOST_TRIALS,
     NAME,
     OWN_PLACEHOLDERS,
+    STEP_TOLERANCE,
     ContainerChoice,
     FusedProgram,
     SearchMethod,
@@ -606,7 +607,7 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
         raise _Refused(f"{name} is empty: low is above high", *at)
     if table.log and (table.low <= 0 or table.step is not None):
         raise _Refused(f"{name} with log = true needs a low above 0 and no step", *at)
-    if table.step is not None and table.step > max(table.high - table.low, 0):
+    if table.step is not None and table.step * (1 - STEP_TOLERANCE) > table.high - table.low:
         raise _Refused(f"the step of {name} is larger than the range", *at)
     make = int if whole else float
     return ValueRange(

@@ -31,6 +31,7 @@ from helios.training.model import (
 )
 from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
 from helios.training.pool.sweep import TrainingSweep
@@ -85,7 +86,7 @@ def run(
 ) -> tuple[PoolEnd, dict[int, TrialRecord]]:
     folder = sweep.cwd / "pool"
     watcher = watched or Watched()
-    with StateFile(folder, sweep.fingerprint()) as state:
+    with StateFile(folder, describe(sweep)) as state:
         search = open_search(sweep, folder / "search")
         try:
             pool = Coordinator(
@@ -157,7 +158,7 @@ while True:
 
 def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "")
-    with StateFile(tmp_path / "pool", sweep.fingerprint()), pytest.raises(UsageError, match="Another pool is running"):
+    with StateFile(tmp_path / "pool", describe(sweep)), pytest.raises(UsageError, match="Another pool is running"):
         run(sweep)
 
 
