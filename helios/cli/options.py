@@ -88,8 +88,8 @@ Gain = Annotated[
     str | None,
     Option(
         "--gain",
-        help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH, where no run tells it. "
-        "Default: 1.0,1.87.",
+        help="Least and most work of two trials on one GPU over that of one, as LOW,HIGH. Default: as measured, "
+        "else 1.0,1.87.",
     ),
 ]
 DAY, BY = "Day, such as 2026-09-01, today or yesterday.", "What a row of the report is of."

@@ -16,6 +16,7 @@ from helios.training.model import (
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
+    ShareTrial,
     StartTrial,
     Trial,
     TrialForecast,
@@ -54,7 +55,7 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
     - It starts only waiting and paused trials, each once, on devices of the snapshot with a free slot, or in a process
       that may train them as well.
     - It promises no more memory than a device has.
-    - It pauses and stops only trials that have not ended.
+    - It pauses and stops only trials that have not ended, and gives shares above 0 and at most 1 to running ones.
     - Every action has a reason.
 
     Parameters
@@ -226,7 +227,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
     """Yield the faults of a service's answer for a pool."""
     foreign = [action for action in actions if not isinstance(action, PoolAction)]
     if foreign:
-        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
+        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial, StopTrial or ShareTrial"
         return
     trials = {trial.number: trial for trial in pool.trials}
     for number, times in Counter(action.number for action in actions).items():
@@ -242,11 +243,13 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
             {TrialState.WAITING, TrialState.PAUSED}
             if isinstance(action, StartTrial)
             else {TrialState.RUNNING}
-            if isinstance(action, PauseTrial)
+            if isinstance(action, PauseTrial | ShareTrial)
             else {TrialState.RUNNING, TrialState.WAITING, TrialState.PAUSED}
         )
         if state is not None and state not in allowed:
             yield f"a {type(action).__name__} names trial {action.number}, which is {state}"
+        if isinstance(action, ShareTrial) and action.share is not None and not 0 < action.share <= 1:
+            yield f"it gives trial {action.number} a share of {action.share}; shares are above 0 and at most 1"
     yield from _device_faults([action for action in actions if isinstance(action, StartTrial)], pool)
 
 

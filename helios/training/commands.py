@@ -206,7 +206,7 @@ def whatif_(
     gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
     memory: Memory = None,
     run_time: Annotated[
-        str | None, Option(help="Time of a trial alone on a GPU, as 20min, where no earlier run tells it.")
+        str | None, Option(help="Time of a trial alone on a GPU, as 20min. Default: as earlier runs tell.")
     ] = None,
     gain: Gain = None,
     watts: Annotated[

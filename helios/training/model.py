@@ -150,6 +150,11 @@ class Trial:
         Most trials of such a process.
     process : int, optional
         Process of a running trial that may be fused. All trials in one process share its number and memory limit.
+    weight : float
+        Importance, relative to other trials, that the sweep's owner gives it.
+    share : float, optional
+        Part of its device's time that it is given now, above 0 and at most 1. None while nothing on the device has a
+        share: then all run side by side.
     """
 
     number: int
@@ -169,6 +174,8 @@ class Trial:
     fusible: str = ""
     most_fused: int = 1
     process: int | None = None
+    weight: float = 1.0
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,13 +296,40 @@ class PauseTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTrial:
-    """End a trial for good, as pruned."""
+    """End a trial for good.
+
+    Attributes
+    ----------
+    finished : bool
+        Whether it ends as finished, with the last value that it reported. By default it ends as pruned.
+    """
 
     number: int
     reason: str
+    finished: bool = False
 
 
-PoolAction = StartTrial | PauseTrial | StopTrial
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareTrial:
+    """Give a running trial a share of its device's time.
+
+    Shares hold while at least one trial of the device has one. The trials without one then divide the rest equally.
+    Shares that sum to more than what is there are scaled down, and time that nobody is given, or that a trial cannot
+    use, goes to the others. Memory stays with every trial. A share of a fused trial is that of its process.
+
+    Attributes
+    ----------
+    share : float, optional
+        Fraction of the time in which the trial has the device for itself, above 0 and at most 1. None takes the
+        trial's share back.
+    """
+
+    number: int
+    share: float | None
+    reason: str
+
+
+PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial
 
 
 def node_name(device: str) -> str:

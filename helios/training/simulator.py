@@ -428,6 +428,8 @@ class SimulatedPool:
                     self._update_rates(attempt.device)
             elif isinstance(action, StopTrial):
                 raise RuntimeError("A simulated trial runs to its end.")
+            else:
+                raise RuntimeError("A simulated trial cannot be given a share of its device.")
 
     def _start(self, action: StartTrial) -> None:
         number = action.number

@@ -18,7 +18,7 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import ONE_DEVICE, Device, Trial, TrialForecast
+from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
@@ -56,7 +56,7 @@ def pool_whatif(
     The rules are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
 
     Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
-    pools in ``folders``. The arguments fill in what these do not have.
+    pools in ``folders``. The arguments, and ``memory`` of the sweep file, stand above what these tell.
 
     Parameters
     ----------
@@ -65,10 +65,10 @@ def pool_whatif(
     memory_mib : float, optional
         Memory of each GPU. By default what is free on those of this machine.
     run_time_s : float, optional
-        Time of a trial alone on a GPU, where no earlier run has it.
+        Time of a trial alone on a GPU. None: as of earlier runs.
     gains : pair of float
-        Least and most work of two trials on a GPU, over that of one, for pairs that were never measured. None: from
-        nothing to what was measured on the best card.
+        Least and most work of two trials on a GPU, over that of one. None: as measured, and for pairs that were never
+        measured from nothing to what was measured on the best card.
     watts : pair of float, optional
         Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
     database : str, optional
@@ -81,8 +81,7 @@ def pool_whatif(
     FileUnreadable
         A folder is not of a pool.
     """
-    gains = gains or PAIR_GAINS
-    check_gains(gains)
+    check_gains(gains or PAIR_GAINS)
     sweep = read_training_sweep(path)
     own = path.with_suffix(".pool")
     folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
@@ -96,11 +95,19 @@ def pool_whatif(
     model = TrialModel(past, now_s=math.inf)
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
-    forecasts = model.forecasts(asked)
+    told = model.forecasts(asked)
+    known_speeds = model.speeds if gains is None else tuple(speed for speed in model.speeds if not speed.beside)
+    typed = {
+        "--run-time": run_time_s is not None and any(each.seconds_p50 is not None for each in told),
+        "memory of the sweep file": sweep.memory_mib is not None and any(each.memory_p50_mib for each in told),
+        "--gain": len(known_speeds) < len(model.speeds),
+        "--watts": watts is not None and _measured_watts(past) is not None,
+    }
+    forecasts = [_as_typed(each, run_time_s, sweep.memory_mib) for each in told]
     missing = []
-    if run_time_s is None and any(forecast.seconds_p50 is None for forecast in forecasts):
+    if any(forecast.seconds_p50 is None for forecast in forecasts):
         missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))
-    if sweep.memory_mib is None and any(forecast.memory_p50_mib is None for forecast in forecasts):
+    if any(forecast.memory_p50_mib is None for forecast in forecasts):
         missing.append(("its memory", 'Write memory = "4G" in the sweep file.'))
     if gpus is not None and memory_mib is None:
         missing.append(("the memory of a GPU", "Say how much each has: --memory 16G."))
@@ -117,12 +124,17 @@ def pool_whatif(
     )
     measure_s = min(MEASURED_S, max(1.0, MEASURED_SHARE * median(trial.seconds for trial in trials)))
     names = tuple(dict.fromkeys(name for _, name, _ in asked))
-    alone, shares = _speeds(names, asked, forecasts, model)
+    alone, shares = _speeds(names, asked, forecasts, known_speeds)
     unmeasured = bool(np.isnan(shares[np.triu_indices(len(names))]).any())
     notes = [problem] if problem else []
-    notes += _notes(sweep, drawn, past, forecasts, devices, start_up_s=start_up_s, reports=reports)
+    used = [replace(each, seconds_p50=None) for each in told] if run_time_s is not None else told
+    notes += _notes(sweep, drawn, past, used, devices, start_up_s=start_up_s, reports=reports)
+    if any(typed.values()):
+        notes.append(
+            f"As typed, not as earlier runs had it: {', '.join(name for name, wins in typed.items() if wins)}."
+        )
     found = {}
-    cases = tuple(dict.fromkeys(gains)) if unmeasured else (None,)
+    cases = tuple(dict.fromkeys(gains or PAIR_GAINS)) if unmeasured else (None,)
     for place, gain in enumerate(cases):
         steps = _Steps(progress, place, len(cases))
         filled = shares if gain is None else _with_gain(shares, gain)
@@ -138,8 +150,8 @@ def pool_whatif(
             },
             costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
             seed=seed,
-            forecast=partial(_expect, model, own_program, sweep.memory_mib),
-            known_speeds=model.speeds,
+            forecast=partial(_expect, model, own_program, run_time_s, sweep.memory_mib),
+            known_speeds=known_speeds,
             progress=steps,
         )
     return PoolWhatIf(
@@ -152,12 +164,25 @@ def pool_whatif(
     )
 
 
-def _expect(
-    model: TrialModel, own_program: str, memory_mib: float | None, trials: Sequence[Trial], runs: Sequence[TrialRun]
+def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: float | None) -> TrialForecast:
+    """Return a forecast with what a person typed in place of what runs tell."""
+    if run_time_s is not None:
+        forecast = replace(forecast, seconds_p50=run_time_s, seconds_p90=run_time_s)
+    if memory_mib is not None:
+        forecast = replace(forecast, memory_p50_mib=memory_mib, memory_p95_mib=memory_mib, memory_most_mib=None)
+    return forecast
+
+
+def _expect(  # noqa: PLR0917  # because the first ones are bound, and the others are those of a forecast
+    model: TrialModel,
+    own_program: str,
+    run_time_s: float | None,
+    memory_mib: float | None,
+    trials: Sequence[Trial],
+    runs: Sequence[TrialRun],
 ) -> list[TrialForecast]:
-    """Return a forecast of each trial, with the sweep file's memory."""
-    found = model.expect(own_program, trials, runs)
-    return [replace(each, memory_p95_mib=each.memory_p95_mib or memory_mib) for each in found]
+    """Return a forecast of each trial, with what a person typed."""
+    return [_as_typed(each, run_time_s, memory_mib) for each in model.expect(own_program, trials, runs)]
 
 
 class _Steps:
@@ -209,15 +234,16 @@ def _trials(
     for (_, name, parameters), forecast in zip(asked, forecasts, strict=True):
         fact = ran.get(repr(sorted(parameters.items())))
         normal = random.standard_normal(2)
-        seconds = _draw(forecast.seconds_p50, forecast.seconds_p90, NORMAL_90, normal[0]) or run_time_s or 0.0
+        seconds = _draw(forecast.seconds_p50, forecast.seconds_p90, NORMAL_90, normal[0]) or 0.0
         memory = _draw(forecast.memory_p50_mib, forecast.memory_p95_mib, NORMAL_95, normal[1])
         if fact is not None:
-            seconds, memory = fact.seconds or seconds, fact.memory_mib or memory
+            seconds = (fact.seconds if run_time_s is None else None) or seconds
+            memory = (fact.memory_mib if sweep.memory_mib is None else None) or memory
         trials.append(
             SimulatedTrial(
                 family=places[name],
                 seconds=max(1.0, seconds - start_up_s),
-                memory_mib=memory or sweep.memory_mib or 0.0,
+                memory_mib=memory or 0.0,
                 parameters=parameters,
                 reports=reports,
             )
@@ -236,7 +262,7 @@ def _speeds(
     names: Sequence[str],
     asked: Sequence[tuple[str, str, Mapping[str, Any]]],
     forecasts: Sequence[TrialForecast],
-    model: TrialModel,
+    known_speeds: Sequence[SharedSpeed],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the speeds of families alone and in pairs.
 
@@ -246,7 +272,7 @@ def _speeds(
     alone = np.array([expected[name] or 1.0 for name in names])
     place = {name: at for at, name in enumerate(names)}
     shares = np.full((len(names), len(names)), np.nan)
-    for speed in model.speeds:
+    for speed in known_speeds:
         if len(speed.beside) == 1 and speed.family in place and speed.beside[0] in place and expected[speed.family]:
             at = place[speed.family]
             shares[at, place[speed.beside[0]]] = min(1.0, speed.steps_per_s / alone[at])
@@ -286,9 +312,8 @@ def _notes(
     if past:
         known = sum(forecast.seconds_p50 is not None for forecast in forecasts)
         on = ", ".join(sorted({run.device_model or run.device_kind for run in past}))
-        notes.append(
-            f"Needs of {known:,} of {len(forecasts):,} trials are from {count_in_words(len(past), 'run')} on {on}."
-        )
+        runs = count_in_words(len(past), "run")
+        notes += [f"Needs of {known:,} of {len(forecasts):,} trials are from {runs} on {on}."] if known else []
         if any(run.device_kind != device.kind for run in past for device in devices):
             notes.append("These runs were not on GPUs, so run times and memory will differ there.")
     if not past:

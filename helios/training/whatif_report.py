@@ -101,7 +101,7 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
     ]
     if None not in result.comparisons:
         gains = " to ".join(f"{gain:g}" for gain in result.comparisons)
-        lines.append(f"Two trials that never ran together are taken to do {gains} times the work of one: --gain.")
+        lines.append(f"Two trials do {gains} times the work of one on a GPU, where no measurement is used: --gain.")
     if result.watts is not None and math.isnan(result.watts[0]):
         lines.append("Energy is that of busy GPUs; that of idle ones is not known: --watts IDLE,BUSY.")
     return Group(table, "", *map(escape, lines))

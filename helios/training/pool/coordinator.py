@@ -24,7 +24,9 @@ from helios.training.model import (
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
+    ShareTrial,
     StartTrial,
+    StopTrial,
     Trial,
     TrialState,
     by_process,
@@ -411,6 +413,12 @@ class Coordinator:
     def _apply_action(self, action: PoolAction) -> None:
         if isinstance(action, StartTrial):
             self._launcher.start(action)
+            return
+        if isinstance(action, ShareTrial):
+            self._notes.note("A share of a device's time cannot be given yet, so trials run side by side")
+            return
+        if isinstance(action, StopTrial) and action.finished:
+            self._notes.note("A stop that ends as finished cannot be asked for yet, so the trial runs on")
             return
         attempt = self._attempts.running.get(action.number)
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,7 @@ def test_measured_pairs_need_no_range(sweep: Path) -> None:
 
 def test_run_times_are_those_of_earlier_runs(sweep: Path) -> None:
     known = [a_run(number, 1 + number % 2) for number in range(8)]
-    found = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, run_time_s=1.0, database=stored(sweep, known))
+    found = pool_whatif(sweep, gpus=1, memory_mib=16_384.0, database=stored(sweep, known))
     outcome = next(iter(found.comparisons.values())).outcomes["exclusive"]
     assert outcome.makespan_s == pytest.approx(4 * (500.0 + 1_000.0), rel=0.35)
     of_another = stored(sweep, [a_run(0, 1, program="other")], "other.db")
@@ -191,3 +193,33 @@ def test_a_pool_that_was_moved_tells_of_its_program(tmp_path: Path) -> None:
     (tmp_path / "before").rename(tmp_path / "after")
     found = pool_whatif(tmp_path / "after" / "sweep.toml", gpus=1, memory_mib=2_048.0)
     assert any("2 runs" in note for note in found.notes)
+
+
+def test_typed_values_stand_above_earlier_runs(sweep: Path) -> None:
+    speeds = {number: (*pair(number, 2, 0.6), *pair(number, 1, 0.6)[1:]) for number in (1, 2)}
+    known = [a_run(number, 1 + number % 2, speeds=speeds[1 + number % 2]) for number in range(8)]
+    known.append(a_run(8, 1, energy_j=500.0 * 200.0))
+    database = stored(sweep, known)
+    environment = {**os.environ, "HELIOS_DATABASE_URL": database}
+    asked = ["pool", "whatif", sweep.name, "--gpus", "2", "--memory", "16G", "--json"]
+    typed = ["--run-time", "10min", "--gain", "1.5,1.6", "--watts", "50,300"]
+    said = subprocess.run(
+        [sys.executable, "-m", "helios", *asked, *typed],
+        cwd=sweep.parent, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(said.stdout)
+    assert [each["gain_of_unmeasured_pairs"] for each in found["comparisons"]] == [1.5, 1.6]
+    alone = found["comparisons"][0]["rules"]["exclusive"]
+    assert alone["makespan_s"] == pytest.approx(4 * 600.0)
+    assert alone["energy_kwh"] == pytest.approx(2 * 2_400 * 300 / 3.6e6, rel=0.01)
+    said_so = "As typed, not as earlier runs had it: --run-time, memory of the sweep file, --gain, --watts."
+    assert said_so in " ".join(said.stderr.split())
+
+
+def test_memory_of_the_sweep_file_stands_above_earlier_runs(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("4G", "10G"))  # of which two do not fit into 16G
+    found = pool_whatif(
+        sweep, gpus=1, memory_mib=16_384.0, database=stored(sweep, [a_run(n, 1 + n % 2) for n in range(8)])
+    )
+    for comparison in found.comparisons.values():
+        assert comparison.outcomes["oracle"].makespan_s == pytest.approx(comparison.outcomes["exclusive"].makespan_s)
