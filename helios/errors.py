@@ -123,7 +123,7 @@ class AnswerNotUnderstood(HeliosError):
 
 
 class StrangersLeft(HeliosError):
-    """Nothing of Helios is left, only values with its mark that are in no record.
+    """Only values with Helios' mark that no record proves are left.
 
     A user or an admin wrote them. So a stop has done all that it may do.
     """

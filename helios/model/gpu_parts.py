@@ -123,7 +123,7 @@ class NodeGpus:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteGpus:
-    """GPUs of a site's nodes, by which parts and untracked GPUs of jobs are counted.
+    """GPUs of a site's nodes, to count parts and untracked GPUs.
 
     Attributes
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,23 @@ class MeasuredSpeed:
     seconds: float
 
 
+class CurvePoint(NamedTuple):
+    """Value of a metric at a step of a trial.
+
+    Attributes
+    ----------
+    step : int
+    seconds : float
+        Time that the trial had run until then, in all its attempts, s. Pauses do not count.
+    value : float, optional
+        None where it was not a finite number.
+    """
+
+    step: int
+    seconds: float
+    value: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRun:
     """A finished attempt of a trial, with its use.
@@ -41,8 +58,8 @@ class TrialRun:
     device_kind, device_model : str
         Kind and model, as in :class:`helios.training.model.Device`.
     outcome : str
-        ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-        ``interrupted``.
+        ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+        ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float
         When it began, s since the epoch, and how long it took, s.
     start_up_s : float, optional
@@ -59,6 +76,11 @@ class TrialRun:
         Last values that it reported.
     placement : tuple of int
         How many devices of each node it ran on, most first. Memory is that on one of them.
+    metric, direction : str
+        Metric that the pool compares trials by, and ``maximize`` or ``minimize``. Empty where there is none.
+    curve : tuple of CurvePoint
+        This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
+        a step are not in it.
     """
 
     pool: str
@@ -81,6 +103,9 @@ class TrialRun:
     speeds: tuple[MeasuredSpeed, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     placement: tuple[int, ...] = (1,)
+    metric: str = ""
+    direction: str = ""
+    curve: tuple[CurvePoint, ...] = ()
 
     @property
     def ended_s(self) -> float:

@@ -82,6 +82,7 @@ class TrialModel:
     def __init__(self, runs: Iterable[TrialRun], *, now_s: float, device_model: str = "") -> None:
         past = [run for run in runs if run.ended_s <= now_s and device_model in {"", run.device_model, run.device_kind}]
         self._facts = trial_facts(past)
+        self._past = past
         self.speeds = measured_speeds(past)
         self._trees: dict[str, dict[str, _Trees]] = {}
 
@@ -127,6 +128,15 @@ class TrialModel:
             if (seconds := own_seconds.get(trial.number)) is not None:
                 forecasts[i] = replace(forecasts[i], seconds_p50=seconds, seconds_p90=seconds)
         return forecasts
+
+    def curves(self, program: str, metric: str) -> list[TrialRun]:
+        """Return the last run of each trial with a curve of a metric."""
+        last = {
+            (run.pool, run.number): run
+            for run in sorted(self._past, key=lambda run: run.attempt)
+            if run.program == program and run.metric == metric
+        }
+        return [run for run in last.values() if run.curve]
 
     def _forecast(
         self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]
@@ -227,7 +237,7 @@ def _facts(attempts: Sequence[TrialRun], speeds_alone: Mapping[str, float]) -> T
     """Return the needs of the trial with these attempts."""
     last = max(attempts, key=lambda run: run.attempt)
     done = 1.0 if last.outcome == "finished" else last.progress or 0.0
-    useful = [run for run in attempts if run.outcome in {"finished", "diverged", "running", "paused"}]
+    useful = [run for run in attempts if run.outcome in {"finished", "stopped", "diverged", "running", "paused"}]
     seconds = (
         sum(_seconds_alone(run, speeds_alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
     )

@@ -13,7 +13,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from helios.model.trial_runs import TrialRun
+from helios.model.trial_runs import CurvePoint, TrialRun
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -155,6 +155,8 @@ class Trial:
     share : float, optional
         Part of its device's time that it is given now, above 0 and at most 1. None while nothing on the device has a
         share: then all run side by side.
+    curve : tuple of CurvePoint
+        The metric of the sweep by step so far, at most 200 points.
     """
 
     number: int
@@ -176,6 +178,7 @@ class Trial:
     process: int | None = None
     weight: float = 1.0
     share: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +343,19 @@ def node_name(device: str) -> str:
 def placement(devices: Iterable[str]) -> tuple[int, ...]:
     """Return how many of some devices each node has, most first."""
     return tuple(sorted(Counter(map(node_name, devices)).values(), reverse=True))
+
+
+def name_directions(objectives: Mapping[str, bool]) -> list[str]:
+    """Return ``maximize`` or ``minimize`` for each metric."""
+    return ["maximize" if maximize else "minimize" for maximize in objectives.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChoice:
+    """A service for pools, and its options that differ from their defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fused_with(others: int) -> str:

@@ -16,7 +16,8 @@ MOST_PANELS = 4
 
 def render_pool(result: PoolResult) -> str:
     """Return the page of a pool."""
-    header = ("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", "Device", "Reason")
+    metrics = [*result.objectives] or ["Metric"]
+    header = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
     rows = [
         [*trial_cells(result, trial), ", ".join(trial["devices"]), trial.get("reason", "")]
@@ -62,7 +63,7 @@ def _metric_figure(result: PoolResult, *, narrow: bool = False) -> str | None:
     ][:MOST_PANELS]
     if not names:
         return None
-    best = result.best
+    best = {*result.front}
     with canvas(
         f"{result.metric} of each trial against {', '.join(names)}", height=2.4, narrow=narrow, columns=len(names)
     ) as drawing:
@@ -71,8 +72,8 @@ def _metric_figure(result: PoolResult, *, narrow: bool = False) -> str | None:
             ys = [result.values[trial["number"]] for trial in points]
             axes.scatter(xs, ys, s=14, color=BLUE, edgecolor=SOFT, linewidth=0.5)
             axes.scatter(
-                [x for x, trial in zip(xs, points, strict=True) if trial["number"] == best],
-                [y for y, trial in zip(ys, points, strict=True) if trial["number"] == best],
+                [x for x, trial in zip(xs, points, strict=True) if trial["number"] in best],
+                [y for y, trial in zip(ys, points, strict=True) if trial["number"] in best],
                 s=40,
                 color=GREEN,
                 label="best",

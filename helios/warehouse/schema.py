@@ -240,6 +240,7 @@ trial_runs = sa.Table(
         for name in ("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j")
     ),
     sa.Column("placement", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("metric", "direction", "curve")),
     sa.PrimaryKeyConstraint("pool", "number", "attempt"),
     sa.Index(None, "user", "program", "started_at"),
 )

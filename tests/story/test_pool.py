@@ -72,6 +72,23 @@ def test_a_grid_gives_one_object_with_every_trial_and_the_best(helios: Helios, s
     assert "<svg" in page
 
 
+def test_of_several_metrics_the_front_is_named(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN.replace('"progress"', '"cost": lr, "progress"'))
+    text = sweep.read_text().replace('"loss"', '["loss", "cost"]').replace('"minimize"', '["minimize", "minimize"]')
+    sweep.write_text(text)
+    said = helios("pool", "run", sweep, "--report", "page.html")
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert found["best"] is None
+    assert [found["trials"][number]["parameters"] for number in found["front"]] == [
+        {"width": 64, "lr": lr} for lr in (0.5, 0.2, 0.1)
+    ]
+    assert found["direction"] == ["minimize", "minimize"]
+    assert "3 trials that no other trial beats in every metric:" in said.out
+    assert "Best loss: 3, cost: 0.5, trial 5" not in said.out
+    assert "trial 3 (width=64, lr=0.1)" in said.out
+    assert "no other trial beats" in sweep.with_name("page.html").read_text()
+
+
 def test_the_same_command_runs_no_trial_twice(helios: Helios, sweep: Path) -> None:
     first = result(helios("pool", "run", sweep, "--json"))
     again = result(helios("pool", "run", sweep, "--json"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
 
@@ -32,14 +33,17 @@ class Attempt:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
-    diverged: bool = False
-    """Whether the last value of what it is compared by was not finite."""
+    diverged: set[str] = field(default_factory=set)
+    """Metrics that it is compared by whose last value was not finite."""
     has_reported: bool = False
     asked: TaskRequest | None = None
     answered: TaskRequest | None = None
     terminate_at_s: float = inf
     terminated: bool = False
-    pruned: bool = False
+    stopped: bool = False
+    """Whether it was asked to stop for good."""
+    finished: str = ""
+    """Why it then ends as finished. Empty where it ends as pruned."""
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int] | None = None
     first_report_s: float | None = None
@@ -48,6 +52,11 @@ class Attempt:
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
+    curve: Curve = field(default_factory=Curve)
+    curve_from_s: float = 0.0
+    """When the trial would have begun without pauses, s since the epoch."""
+    read_s: float | None = None
+    """When reports of this attempt were read last, s since the epoch."""
 
     @property
     def log(self) -> Path:
@@ -64,18 +73,30 @@ class Attempt:
         """Number by which the agent knows its process."""
         return self.trial.number if self.process is None else self.process.number
 
-    def request(self, request: TaskRequest) -> None:
-        """Ask the program for something."""
+    def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
+        """Ask the program for something.
+
+        Parameters
+        ----------
+        by_s : float, optional
+            When it is ended if it has not ended by itself, s since the epoch.
+        """
         self.asked = request
         with suppress(OSError):  # a full disk: the signal comes anyway
-            write_request(self.folder / "requests", request)
+            write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def prune(self, grace_s: float) -> None:
-        """Ask the program to stop for good, before it is ended."""
-        self.pruned = True
-        self.request(TaskRequest.STOP)
+    def stop(self, grace_s: float, *, finished: str = "") -> None:
+        """Ask the program to stop for good, before it is ended.
+
+        Parameters
+        ----------
+        finished : str
+            Why it ends as finished, with its last value. Empty where it ends as pruned.
+        """
+        self.stopped, self.finished = True, finished
         if self.process is None:  # one that trains others as well reads requests
-            self.terminate_at_s = steady_s() + grace_s
+            self.terminate_at_s = min(self.terminate_at_s, steady_s() + grace_s)
+        self.request(TaskRequest.STOP, by_s=self.terminate_at_s if self.terminate_at_s < inf else None)
 
 
 class Attempts:

@@ -96,8 +96,8 @@ class Endings:
         how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
         if how == "diverged":
             return "diverged", TrialState.DIVERGED, why
-        if how == "stopped" or (attempt.pruned and not _ran_to_end(attempt, status, asked)):
-            return "pruned", TrialState.PRUNED, why
+        if how == "stopped" or (attempt.stopped and not _ran_to_end(attempt, status, asked)):
+            return _stopped(attempt, ended_by_pool=asked) if attempt.finished else ("pruned", TrialState.PRUNED, why)
         if how in {"apart", "together"}:
             return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
         paused = attempt.answered is TaskRequest.PAUSE and status == 0
@@ -106,7 +106,7 @@ class Endings:
         if paused or asked:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0 and attempt.diverged:
-            return "diverged", TrialState.DIVERGED, f"its last {self._trials.sweep.metric} is not a finite number"
+            return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
         if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):
@@ -119,6 +119,14 @@ class Endings:
         if record.failures + 1 < self._trials.sweep.attempts:
             return "failed", TrialState.WAITING, why
         return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
+
+
+def _stopped(attempt: Attempt, *, ended_by_pool: bool) -> tuple[str, TrialState, str]:
+    """Return the same of a trial that was to end as finished."""
+    if attempt.diverged:
+        return "diverged", TrialState.DIVERGED, attempt.finished
+    late = "; it did not end by itself" if ended_by_pool else ""
+    return "stopped", TrialState.FINISHED, attempt.finished + late
 
 
 def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:

@@ -252,10 +252,7 @@ class Launcher:
             process=process,
         )
         self._attempts.add(attempt)
-        # What earlier attempts reported stands, but what they answered was not asked of this one.
-        self._readings.read(attempt, to_end=True)
-        attempt.answered = attempt.first_report_s = attempt.beside_since = None
-        attempt.ended = {}
+        self._readings.restore(attempt)
         if process is None:
             self._send_start(attempt)
         self._notes.publish(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
-from helios.training.model import TrialState
+from helios.training.model import TrialState, name_directions
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
 
 _OTHER_SEED = 7_919
@@ -58,8 +58,13 @@ class Search(Protocol):
             The folder cannot be written. The same may be asked again.
         """
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record for good how a trial ended.
+
+        Parameters
+        ----------
+        values : float, optional
+            Of the metrics that are compared, in their order.
 
         Raises
         ------
@@ -162,11 +167,12 @@ class ListSearch:
         self._next += 1
         return NextTrial(number=self._next - 1, parameters=self._sweep.combination(self._next - 1))
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record how a trial ended."""
         if number in self._ended:
             return
-        line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
+        del values  # which the pool's own record has
+        line = json.dumps({"number": number, "state": state.value}) + "\n"
         with _disk_errors(self._folder):
             self._record.append(line.encode(), lasting=False)
         self._ended.add(number)
@@ -180,11 +186,6 @@ class ListSearch:
         """Let another process open the folder."""
         os.close(self._record.handle)
         os.close(self._lock)
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number, None for NaN and infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def load_optuna() -> Any:
@@ -279,7 +280,7 @@ class OptunaSearch:
                 self._study = self._optuna.create_study(
                     study_name=STUDY,
                     storage=self._optuna.storages.JournalStorage(self._journal),
-                    direction="maximize" if sweep.maximize else "minimize",
+                    directions=name_directions(sweep.objectives),
                     load_if_exists=True,
                 )
                 before = self._study.get_trials(deepcopy=False)
@@ -359,22 +360,23 @@ class OptunaSearch:
             self._trials[number] = self._optuna.trial.Trial(self._study, known._trial_id)
         return self._trials[number]
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record how a trial ended.
 
-        One that finished without its metric has failed, for Optuna.
+        One that finished without one of its metrics has failed, for Optuna.
         """
         states = self._optuna.trial.TrialState
-        value = finite(metric) if state is TrialState.FINISHED else None
-        optuna_state = (
-            states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
-        )
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        complete = state is TrialState.FINISHED and len(known) == len(self._sweep.objectives)
+        optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
-            self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
+            self._study.tell(number, known if complete else None, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Record a metric, and return whether to prune the trial."""
+        if self._sweep.more_metrics:  # Optuna has no values in between of several
+            return False
         with _disk_errors(self._folder), silence_warnings():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]

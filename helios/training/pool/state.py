@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
 
@@ -57,6 +57,10 @@ class TrialRecord:
         Why it failed or is to be started again.
     owner : str
         The pool that runs it, or is to. Empty for the only one of the folder.
+    curve : tuple of CurvePoint
+        Of a trial that has not ended, its metric by step until its last end that is recorded.
+    unended_s : list of float
+        When the attempts since then began, s since the epoch.
     """
 
     number: int
@@ -74,6 +78,8 @@ class TrialRecord:
     value: float | None = None
     reason: str = ""
     owner: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    unended_s: list[float] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -152,12 +158,20 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "device_model": run.device_model,
         "placement": run.placement,
         **rounded,
+        "metric": run.metric,
+        "direction": run.direction,
+        "curve": run.curve,
         "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
     }
 
 
+def _curve(run: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
+    """Return the curve among the stored details of an attempt."""
+    return tuple(CurvePoint._make(point) for point in run.get("curve", ()))
+
+
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
-    values = dict(entry["run"])
+    values = {**entry["run"], "curve": _curve(entry["run"])}
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
@@ -362,6 +376,7 @@ class StateFile:
         if what == "started":
             trial.attempts += 1
             trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
+            trial.unended_s.append(float(entry["at_s"]))
             return
         trial.seconds += entry["seconds"]
         trial.last_seconds = entry["seconds"]
@@ -369,6 +384,8 @@ class StateFile:
         trial.peak_memory_mib = max(peaks, default=None)
         trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
         trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        trial.unended_s.clear()
         trial.failures += what == "failed"
         if what == "out_of_memory":
             trial.memory_kills += 1
@@ -413,8 +430,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

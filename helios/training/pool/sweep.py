@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from helios.training.model import ServiceChoice
+
 Value = str | int | float | bool
 """Value of a parameter."""
 GRACE_S = 10.0
@@ -171,6 +173,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    weight : float
+        Importance of its trials, for services that weigh trials.
     cwd : Path
         Absolute folder in which trials run.
     events : str
@@ -179,6 +183,10 @@ class TrainingSweep:
         None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
+    more_metrics : mapping of str to bool
+        Further metrics that trials are compared by, and whether more of each is better.
+    service : ServiceChoice, optional
+        None for a fixed number of slots.
     """
 
     path: Path
@@ -196,6 +204,14 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
+    more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    service: ServiceChoice | None = None
+    weight: float = 1.0
+
+    @property
+    def objectives(self) -> dict[str, bool]:
+        """All metrics that trials are compared by, and whether more of each is better."""
+        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
 
     @property
     def combinations(self) -> int | None:
@@ -262,6 +278,7 @@ class TrainingSweep:
             name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
         }
         parts = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
+        parts += [dict(self.more_metrics)] if self.more_metrics else []
         parts += [] if self.container is None else [self.container.image]
         parts += [] if self.fused is None else [self.fused.settings]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -22,7 +22,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from helios.errors import UsageError
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
+from helios.services.registry import POOL_GROUP, checked_options, find, list_options
+from helios.training.model import ServiceChoice, name_directions
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
 from helios.training.pool.sweep import (
     FUSED_TASK,
@@ -72,8 +74,8 @@ Table = TypeVar("Table", bound=_Table)
 
 class _SearchTable(_Table):
     trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS, description="How many trials")
-    metric: str = Field(min_length=1, description="What the program reports and trials are compared by")
-    direction: str = Field(default="maximize", pattern="^(maximize|minimize)$", description="maximize or minimize")
+    metric: str | list[str] = Field(min_length=1, description="What the program reports and trials are compared by")
+    direction: str | list[str] | None = Field(default=None, description="maximize or minimize, for each metric")
     sampler: str | dict[str, Any] | None = Field(default=None, description="A sampler of Optuna")
     pruner: str | dict[str, Any] | None = Field(default=None, description="A pruner of Optuna")
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="Of the sampler")
@@ -122,10 +124,12 @@ class _SweepTable(_Table):
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
     grace_s: float | int = Field(default=GRACE_S, gt=0, description="Time from a request to stop to SIGTERM, s")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
+    weight: float | int = Field(default=1.0, gt=0, le=1e6, description="Importance, for services that weigh trials")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
     container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
+    service: dict[str, Any] | None = Field(default=None, description="Service that decides what starts where")
 
 
 class _RangeTable(_Table):
@@ -272,23 +276,73 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in table.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
     count = len(listed) if listed else count_combinations(parameters)
+    objectives = _objectives(table.search)
+    metric = next(iter(objectives), "")
     return TrainingSweep(
         path=path,
         command=command,
         parameters=parameters,
         listed=listed,
-        search=_search(table, count, parameters),
-        metric=table.search.metric if table.search else "",
-        maximize=table.search is None or table.search.direction == "maximize",
+        search=_search(table, count, parameters, objectives),
+        metric=metric,
+        maximize=objectives.pop(metric, True),
         attempts=table.attempts,
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
+        weight=float(table.weight),
         env=dict(table.env),
         cwd=cwd.resolve(),
         events=_events(table.events),
         container=_container(table.container, folder),
         fused=fused,
+        more_metrics=objectives,
+        service=_service(table.service),
     )
+
+
+def _objectives(search: _SearchTable | None) -> dict[str, bool]:
+    """Return the metrics that trials are compared by, and whether more of each is better."""
+    if search is None:
+        return {}
+    metrics = [search.metric] if isinstance(search.metric, str) else search.metric
+    if not all(metrics) or len({*metrics}) < len(metrics):
+        raise _Refused("a metric has no name or is there twice", "search", "metric", hint="Name each metric once.")
+    directions = search.direction
+    if isinstance(directions, str) or (directions is None and len(metrics) == 1):
+        directions = [directions or "maximize"]
+    if directions is None or len(directions) != len(metrics):
+        at = "metric" if search.direction is None else "direction"
+        hint = f"Write direction = {json.dumps(['maximize'] * len(metrics))}, with minimize where less is better."
+        raise _Refused(f"{len(metrics)} metrics need a direction each", "search", at, hint=hint)
+    if wrong := {*directions} - {"maximize", "minimize"}:
+        raise _Refused(f"{min(wrong)!r} is no direction: maximize or minimize", "search", "direction")
+    return {name: direction == "maximize" for name, direction in zip(metrics, directions, strict=True)}
+
+
+def _service(given: dict[str, Any] | None) -> ServiceChoice | None:
+    """Return the service of the file, whose options are keys of its table."""
+    if given is None:
+        return None
+    options = {key: value for key, value in given.items() if key != "name"}
+    if not isinstance(given.get("name"), str):
+        raise _Refused("the service has no name", "service", hint='Write name = "packing" in [service].')
+    name = given["name"]
+    try:
+        service_class = find(name, POOL_GROUP)
+        known = [option.name for option in list_options(service_class)]
+        for key, value in options.items():
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(known)}."
+                raise _Refused(f"the service {name} has no option {key!r}", "service", key, hint=hint)
+            try:
+                checked_options(service_class, {key: value}, name=name)
+            except ServiceInvalid as reason:
+                raise _Refused(reason.message.rstrip("."), "service", key, hint=reason.hint) from reason
+        checked_options(service_class, options, name=name)
+    except (ServiceInvalid, ServiceUnknown) as reason:
+        raise _Refused(reason.message.rstrip("."), "service", "name", hint=reason.hint) from reason
+    return ServiceChoice(name=name, options=options)
 
 
 def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
@@ -485,7 +539,9 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
     )
 
 
-def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]) -> SearchMethod | None:
+def _search(
+    table: _SweepTable, count: int | None, parameters: Mapping[str, Any], objectives: Mapping[str, bool]
+) -> SearchMethod | None:
     """Return how Optuna searches, or None where it is not needed."""
     if not parameters and table.trials_file is None:
         raise _Refused("there are no trials", "parameters", hint="Name values in [parameters], or a trials_file.")
@@ -523,22 +579,30 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
         pruner_options=pruner_options,
         seed=search.seed,
     )
+    _try_method(method, objectives)
+    return method
+
+
+def _try_method(method: SearchMethod, objectives: Mapping[str, bool]) -> None:
+    """Refuse a sampler or pruner that Optuna refuses."""
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
             with silence_warnings():
-                study = load_optuna().create_study(sampler=make_sampler(alone, 0), pruner=make_pruner(alone))
+                study = load_optuna().create_study(
+                    sampler=make_sampler(alone, 0), pruner=make_pruner(alone), directions=name_directions(objectives)
+                )
                 for _ in range(2):
                     trial = study.ask()
                     trial.suggest_float("x", 0.0, 1.0)
-                    trial.report(0.0, 1)
-                    trial.should_prune()
-                    study.tell(trial, 0.0)
+                    if alone.pruner:
+                        trial.report(0.0, 1)
+                        trial.should_prune()
+                    study.tell(trial, [0.0] * len(objectives))
         except UsageError:
             raise
         except Exception as reason:  # whatever a class of Optuna, or what it needs, says of its arguments
             hint = "See the class in Optuna's documentation."
             raise _Refused(f"Optuna refuses the {kind}: {reason}", "search", kind, hint=hint) from reason
-    return method
 
 
 def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tuple[str, dict[str, Any]]:
