@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from numbers import Real
 
@@ -14,8 +15,22 @@ MOST_ROWS = 1000
 MOST_PANELS = 4
 
 
-def render_pool(result: PoolResult) -> str:
+def render_pool(results: Sequence[PoolResult]) -> str:
     """Return the page of a pool."""
+    sections = [section for result in results for section in _sections(result)]
+    devices = [
+        (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots))
+        for device in results[0].devices
+    ]
+    header = [("Device", True), ("Model", True), ("Memory", False), ("Slots", False)]
+    sections.append(PageSection(title="Devices", tables=[TableCells(header=header, rows=devices)]))
+    folders = ", ".join(result.folder for result in results)
+    names = ", ".join(result.name for result in results)
+    return render_sections(f"Trials of {names}", f"Results and logs: {folders}", sections)
+
+
+def _sections(result: PoolResult) -> list[PageSection]:
+    """Return what the page has of a sweep."""
     metrics = [*result.objectives] or ["Metric"]
     header = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
@@ -23,10 +38,7 @@ def render_pool(result: PoolResult) -> str:
         [*trial_cells(result, trial), ", ".join(trial["devices"]), trial.get("reason", "")]
         for trial in order_by_value(result)[:MOST_ROWS]
     ]
-    devices = [
-        (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots)) for device in result.devices
-    ]
-    sections = [
+    return [
         PageSection(sentences=pool_sentences(result)),
         PageSection(title=f"What changes {result.metric}", figures=[partial(_metric_figure, result)]),
         PageSection(
@@ -37,16 +49,7 @@ def render_pool(result: PoolResult) -> str:
                 *([f"{len(result.trials) - MOST_ROWS:,} more trials."] if len(result.trials) > MOST_ROWS else []),
             ],
         ),
-        PageSection(
-            title="Devices",
-            tables=[
-                TableCells(
-                    header=[("Device", True), ("Model", True), ("Memory", False), ("Slots", False)], rows=devices
-                )
-            ],
-        ),
     ]
-    return render_sections(f"Trials of {result.name}", f"Results and logs: {result.folder}", sections)
 
 
 def _metric_figure(result: PoolResult, *, narrow: bool = False) -> str | None:

@@ -173,6 +173,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    owner : str
+        Whose trials they are. Empty for the account that runs them.
     weight : float
         Importance of its trials, for services that weigh trials.
     cwd : Path
@@ -207,6 +209,7 @@ class TrainingSweep:
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
     service: ServiceChoice | None = None
     weight: float = 1.0
+    owner: str = ""
 
     @property
     def objectives(self) -> dict[str, bool]:
