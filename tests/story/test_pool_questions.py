@@ -20,7 +20,7 @@ import pytest
 from helios.errors import FileUnreadable, UsageError
 from helios.training.pool.orders import RETRY, STOP, give_order
 from helios.training.pool.provenance import own_name
-from helios.training.pool.state import FILE, MEMBERS
+from helios.training.pool.state import FILE, MEMBERS, VERSION
 from helios.training.status import find_pool, read_status
 from tests.disks import fill, small_disk
 from tests.story.shell import Helios
@@ -193,8 +193,7 @@ def test_a_dead_pool_s_orders_are_carried_out_once_by_the_next(
 def test_trials_that_run_and_wait_are_ended_with_who_wanted_it(
     helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
 ) -> None:
-    given = helios("pool", "stop", 3, 6, "--json").json
-    assert given["done"] or status(helios)["counts"]["pruned"] < 2  # a loaded machine takes longer
+    helios("pool", "stop", 3, 6)
     until(lambda: status(helios)["counts"].get("pruned") == 2)
     assert finish(sweep, waiting) == 1
     assert {trial(helios, number)["reason"] for number in (3, 6)} == {f"stopped by {own_name()}"}
@@ -319,7 +318,7 @@ def test_a_line_half_written_is_not_read(helios: Helios, sweep: Path, waiting: s
     [
         ('{"version": 1, "pool": "a", "sweep": "b"}\n', "another version of Helios"),
         ("garbage\n", "line 1, is not of a pool"),
-        ('{"version": 2, "pool": "a", "sweep": "b"}\n[]\n', "line 2, is not of a pool"),
+        (f'{{"version": {VERSION}, "pool": "a", "sweep": {{}}}}\n[]\n', "line 2, is not of a pool"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_said(helios: Helios, tmp_path: Path, content: str, words: str) -> None:
@@ -384,7 +383,7 @@ def test_status_of_many_trials_takes_half_a_second_at_most(helios: Helios, tmp_p
     folder = tmp_path / "many.pool"
     folder.mkdir()
     run = {"program": "p", "family": "f", "device_kind": "cpu", "device_model": "", "speeds": [[["f"], 3.0, 5.0]]}
-    lines: list[dict[str, Any]] = [{"version": 2, "pool": "a", "sweep": "b"}]
+    lines: list[dict[str, Any]] = [{"version": VERSION, "pool": "a", "sweep": {}}]
     for number in range(10_000):
         lines.append({"what": "made", "trial": number, "parameters": {"lr": 0.1, "width": 64, "depth": number}})
         started = {"at_s": 1.0, "devices": ["cpu:0"], "memory_limit_mib": 10.0, "why": "a slot is free", "run": "r"}

@@ -37,7 +37,7 @@ _LOCK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PoolOrder:
     """What somebody wants of a pool.
 
     Attributes
@@ -93,19 +93,13 @@ def size_of_orders(folder: Path) -> int:
 
 
 class Orders:
-    """Reads the orders of a pool and carries them out.
+    """Reads the orders in the folder of a sweep and carries them out."""
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the pool.
-    """
-
-    def __init__(self, *, folder: Path, trials: SweepTrials, attempts: Attempts, notes: Notes) -> None:
+    def __init__(self, *, trials: SweepTrials, attempts: Attempts, notes: Notes) -> None:
         self._trials, self._attempts, self._notes = trials, attempts, notes
-        self._file, self._half = GrowingFile(folder / FILE), b""
-        self._retries: list[Order] = []
-        self._stops: dict[int, Order] = {}
+        self._file, self._half = GrowingFile(trials.source.folder / FILE), b""
+        self._retries: list[PoolOrder] = []
+        self._stops: dict[int, PoolOrder] = {}
 
     def take(self) -> str:
         """Carry out new orders, and return who wants the pool to stop.
@@ -127,7 +121,7 @@ class Orders:
             self._stop(number, order)
         return stopped_by
 
-    def _read(self) -> list[Order]:
+    def _read(self) -> list[PoolOrder]:
         new, jump = self._file.read(skip=False)
         if self._file.problem:
             self._notes.note(f"Orders are not read: {self._file.problem}")
@@ -148,7 +142,7 @@ class Orders:
             self._half = b""
         return orders
 
-    def _retry(self, order: Order) -> None:
+    def _retry(self, order: PoolOrder) -> None:
         """Have failed trials run again, unless another pool of the folder has done so."""
         state = self._trials.state
         with state.exclusive():
@@ -159,26 +153,27 @@ class Orders:
                 record = state.trials.get(number)
                 if record is not None and record.state in MAY_RUN_AGAIN and record.order < order.place:
                     self._trials.run_again(record, order)
-                    self._notes.publish({"event": "retried", "number": number, "who": order.who})
+                    self._notes.publish({"event": "retried", **self._trials.identify(number), "who": order.who})
             state.append({"orders": order.place}, lasting=False)
 
-    def _stop(self, number: int, order: Order) -> None:
+    def _stop(self, number: int, order: PoolOrder) -> None:
         """End a trial of this pool for good."""
         record, state = self._trials.state.trials.get(number), self._trials.state
         if record is None or not state.is_mine(record):
             return
         if record.ended or record.order > order.place:
             del self._stops[number]
-        elif (attempt := self._attempts.running.get(number)) is not None:
+        elif (attempt := self._attempts.running.get(self._trials.pool_number(record))) is not None:
             if not attempt.stopped:
                 reason = f"stopped by {order.who}"
-                self._notes.publish({"event": "asked", "number": number, "request": "stop", "reason": reason})
+                asked = {"event": "asked", **self._trials.identify(number), "request": "stop", "reason": reason}
+                self._notes.publish(asked)
                 attempt.stop(self._trials.sweep.grace_s, why=reason)
-        elif number in self._trials.waiting and not state.problem:
+        elif self._trials.pool_number(record) in self._trials.waiting and not state.problem:
             self._trials.withdraw(record, order)
 
 
-def _parse(line: bytes, place: int) -> Order | None:
+def _parse(line: bytes, place: int) -> PoolOrder | None:
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -190,4 +185,4 @@ def _parse(line: bytes, place: int) -> Order | None:
         return None
     if not isinstance(who, str) or not who.isprintable() or not 0 < len(who) <= 100:
         return None
-    return Order(what=entry["order"], numbers=tuple(numbers), who=who, place=place)
+    return PoolOrder(what=entry["order"], numbers=tuple(numbers), who=who, place=place)

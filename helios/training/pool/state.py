@@ -33,7 +33,7 @@ from helios.training.pool.reports import PlainFile
 if TYPE_CHECKING:
     from helios.model.trial_runs import CurvePoint, TrialRun
 
-VERSION = 2
+VERSION = 3
 FILE = "state.jsonl"
 MEMBERS = "members"
 """Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
@@ -116,6 +116,7 @@ class TrialRecord:
             "parameters": dict(self.parameters),
             "state": str(self.state),
             "metrics": dict(self.metrics),
+            "value": self.value,
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
@@ -147,7 +148,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 if not pool:
                     pool = str(entry["pool"])
                     continue
-                if "trial" not in entry:  # a run, or another pool that shares the folder
+                if "trial" not in entry:  # a run, another pool that shares the folder, or a change of the sweep
                     continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
@@ -163,8 +164,8 @@ def read_runs(folder: Path) -> list[TrialRun]:
     return runs
 
 
-def run_entry(run: TrialRun) -> dict[str, Any]:
-    """Return the stored details of an attempt."""
+def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
+    """Return the stored details of an attempt, which was held back for some time."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (
@@ -181,6 +182,7 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "device_model": run.device_model,
         "placement": run.placement,
         **rounded,
+        **({"held_s": round(held_s, 3)} if held_s else {}),
         "metric": run.metric,
         "direction": run.direction,
         "curve": run.curve,
@@ -206,6 +208,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
     )
+    held_s = values.pop("held_s", 0.0)
     return TrialRun(
         pool=pool,
         number=int(entry["trial"]),
@@ -213,7 +216,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         parameters=parameters,
         outcome=str(entry["what"]),
         started_s=float(entry["at_s"]) - float(entry["seconds"]),
-        seconds=float(entry["seconds"]),
+        seconds=max(0.0, float(entry["seconds"]) - held_s),
         peak_memory_mib=entry["peak_memory_mib"],
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
@@ -282,6 +285,8 @@ class Records:
         A :class:`TrialRecord` for each number.
     runs : dict of str to mapping
         What each run of the pool said when it began, by its id, the last one last.
+    sweep : mapping
+        Description of the sweep of the trials so far.
     interrupted : set of str
         Pools that ended while trials of them ran.
     joined : int
@@ -296,6 +301,7 @@ class Records:
         self.trials: dict[int, TrialRecord] = {}
         self.runs: dict[str, Mapping[str, Any]] = {}
         self.interrupted: set[str] = set()
+        self.sweep: Mapping[str, Any] = {}
         self.joined = self.orders = 0
         self.first = ""
 
@@ -312,7 +318,7 @@ class Records:
                 f"The pool was made by another version of Helios (its state file has format {header['version']}).",
                 hint=f"Use that version, or choose another place: --folder FOLDER. This one has format {VERSION}.",
             )
-        self.first = str(header["pool"])
+        self.first, self.sweep = str(header["pool"]), header["sweep"]
 
     def interrupt(self, trial: TrialRecord) -> None:
         """Record that a trial's pool ended first."""
@@ -328,6 +334,8 @@ class Records:
             self.joined += 1
         elif "orders" in entry:
             self.orders = max(self.orders, int(entry["orders"]))
+        elif "run" not in entry:
+            self.sweep = entry["sweep"]
         else:
             self.runs[str(entry["run"])] = entry
 
@@ -335,7 +343,8 @@ class Records:
         number = int(entry["trial"])
         what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
-            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
+            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
+            self.trials.setdefault(number, made).parameters = entry["parameters"]
             return
         trial = self.trials[number]
         if what == "retried":
@@ -381,8 +390,8 @@ class StateFile(Records):
     ----------
     folder : Path
         Folder of the pool, created if missing.
-    sweep : str
-        What is the same of all sweeps that may go on in this folder.
+    sweep : mapping
+        Description of the sweep, for a new folder.
     shared : bool
         Whether other pools may have it open, too; all must say so.
 
@@ -402,16 +411,16 @@ class StateFile(Records):
     Raises
     ------
     UsageError
-        Another process has it open, or it is of another sweep.
+        Another process has it open, or another version of Helios made it.
     FileUnreadable
         It holds something else.
     FileUnwritable
         It cannot be made.
     """
 
-    def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
+    def __init__(self, folder: Path, sweep: Mapping[str, Any], *, shared: bool = False) -> None:
         super().__init__()
-        self.path, self.shared = folder / FILE, shared
+        self.path, self.shared, self.sweep = folder / FILE, shared, sweep
         self._is_exclusive = False
         self._members, self._own_lock = folder / MEMBERS, -1
         self.pool, self.run, self.problem = "", uuid4().hex, ""
@@ -436,19 +445,19 @@ class StateFile(Records):
                 )
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
             with self.exclusive(catch_up=False):
-                self._read(folder, sweep)
+                self._read(folder)
                 self._join()
         except BaseException:
             os.close(self._handle)
             raise
 
-    def _read(self, folder: Path, sweep: str) -> None:
+    def _read(self, folder: Path) -> None:
         header: Mapping[str, Any] | None = None
         for place, line in enumerate(self._file.read(), start=1):
             try:
                 entry = json.loads(line)
                 if header is None:
-                    header = {"pool": str(entry["pool"]), "sweep": entry["sweep"]}
+                    header = {"pool": str(entry["pool"])}
                     self.begin(entry)
                 else:
                     self.apply_entry(entry)
@@ -457,16 +466,11 @@ class StateFile(Records):
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
                 ) from reason
         if header is None:
-            header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
-            self.append(header)
+            header = {"version": VERSION, "pool": uuid4().hex}
+            self.append({**header, "sweep": self.sweep})
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        if header["sweep"] != sweep:
-            raise UsageError(
-                f"{folder} holds the trials of another command or other parameters.",
-                hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
-            )
         self.first = self.pool = str(header["pool"])
         if self.shared:
             self.pool = self.run
@@ -532,6 +536,12 @@ class StateFile(Records):
             return True
         return is_locked(self._members / (trial.owner or "none"))
 
+    def others_run(self) -> bool:
+        """Return whether other pools have the folder open."""
+        own = {self.pool}
+        names = {path.name for path in self._members.iterdir()} - own if self.shared else set()
+        return any(self.has_owner(TrialRecord(number=-1, parameters={}, owner=name)) for name in names)
+
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of dead pools."""
         adopted = []
@@ -547,9 +557,14 @@ class StateFile(Records):
         return adopted
 
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
-        """Record that the search chose a trial."""
+        """Record that the search chose a trial, or that its parameters have grown."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
+
+    def record_sweep(self, sweep: Mapping[str, Any]) -> None:
+        """Record that the sweep has changed."""
+        self.append({"sweep": sweep})
+        self.sweep = sweep
 
     def record_started(
         self,
