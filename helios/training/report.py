@@ -26,10 +26,8 @@ class PoolResult:
     Attributes
     ----------
     trials : sequence of mapping
-        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``seconds``, ``peak_memory_mib``,
-        ``attempts``, ``device`` and, where there is one, ``reason``.
-    values : mapping
-        The first metric that is compared, for each finished trial that reported it.
+        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``value`` (the last one of the first
+        metric), ``seconds``, ``peak_memory_mib``, ``attempts``, ``devices`` and, where there is one, ``reason``.
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
@@ -40,6 +38,8 @@ class PoolResult:
         What ended it.
     more_metrics : mapping of str to bool
         Further metrics that are compared, and whether more of each is better.
+    is_log : mapping of str to bool
+        Whether the range of a parameter is logarithmic.
     """
 
     name: str
@@ -48,13 +48,13 @@ class PoolResult:
     maximize: bool
     devices: Sequence[Device]
     trials: Sequence[Mapping[str, Any]]
-    values: Mapping[int, float]
     total: int
     seconds: float
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    is_log: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def objectives(self) -> dict[str, bool]:
@@ -108,7 +108,7 @@ class PoolResult:
                 }
                 for device in self.devices
             ],
-            "best": None if best is None else {**best, "value": self.values[best["number"]]},
+            "best": best,
             "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
@@ -171,13 +171,17 @@ def memory_in_words(mib: float | None) -> str:
 
 
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
-    """Return the trials, the best first."""
+    """Return the trials, the best first.
+
+    Those that did not finish come after all that did.
+    """
     sign = -1.0 if result.maximize else 1.0
     front = {*result.front}
 
-    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
-        value = result.values.get(trial["number"])
-        return (trial["number"] not in front, value is None, sign * (value or 0.0), trial["number"])
+    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+        value, is_finished = trial["value"], trial["state"] == TrialState.FINISHED
+        number = trial["number"]
+        return (number not in front, not is_finished, value is None, sign * (value or 0.0), number)
 
     return sorted(result.trials, key=key)
 
@@ -199,7 +203,7 @@ def pool_table(result: PoolResult) -> RenderableType:
 
 def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
     """Return what tables and pages show of a trial."""
-    reported = trial["metrics"] if trial["state"] == TrialState.FINISHED else {}
+    reported = {} if trial["state"] in {TrialState.DIVERGED, TrialState.FAILED} else trial["metrics"]
     missing = "not finite" if trial["state"] == TrialState.DIVERGED else ""
     return [
         str(trial["number"]),

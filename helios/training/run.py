@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helios.errors import UsageError
-from helios.training.model import Device, TrialState
+from helios.training.model import Device
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
@@ -22,7 +22,7 @@ from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile
-from helios.training.pool.sweep import TrainingSweep, program
+from helios.training.pool.sweep import TrainingSweep, ValueRange, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
 from helios.training.services import build_for_pool, choose_service
@@ -161,16 +161,12 @@ def run_pool(
             maximize=sweep.maximize,
             devices=coordinator.devices,
             trials=[trial.to_json() for trial in trials],
-            values={
-                trial.number: trial.value
-                for trial in trials
-                if trial.state is TrialState.FINISHED and trial.value is not None
-            },
             total=coordinator.total,
             seconds=steady_s() - began_s,
             reason=end.reason,
             signal=end.signal,
             more_metrics=sweep.more_metrics,
+            is_log={name: space.log for name, space in sweep.parameters.items() if isinstance(space, ValueRange)},
             notes=[note for note in notes if note],
         )
 
