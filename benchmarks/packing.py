@@ -218,14 +218,13 @@ def decision_time() -> None:
         trials = []
         for number in range(1_384):
             running = number < 384
-            device = f"gpu:{number % 256}" if running else None
             trials.append(
                 Trial(
                     number=number,
                     parameters={"width": number % families},
                     family=names[number % families],
                     state=TrialState.RUNNING if running else TrialState.WAITING,
-                    device=device,
+                    devices=(f"gpu:{number % 256}",) if running else (),
                     attempts=int(running),
                     memory_limit_mib=2_200.0 if running else None,
                     peak_memory_mib=2_000.0 if running else None,

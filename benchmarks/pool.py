@@ -159,7 +159,7 @@ def state(trials: int) -> None:
         with StateFile(folder, "a benchmark") as file:
             for number in range(trials):
                 file.record_created(number, {"lr": 0.001 * number, "width": 64, "optimizer": "adam"})
-                file.record_started(number, device="cpu:0", memory_limit_mib=1024.0)
+                file.record_started(number, devices=["cpu:0"], memory_limit_mib=1024.0)
                 file.record_ended(
                     number,
                     what="finished",

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, Gain, Report, configuration, low_high
+from helios.cli.options import AsJson, Gain, Report, configuration, expand, low_high, parse_service_options
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
@@ -36,13 +37,58 @@ Slots = Annotated[
 Memory = Annotated[
     str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
 ]
+Warm = Annotated[
+    list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
+]
+Mps = Annotated[bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
 """How often a line is printed where there is no terminal."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """Options that say which service decides, and how."""
+
+    service: Annotated[
+        str | None,
+        Option(
+            help="Service that decides what is started where. Default: that of the sweep file, else fixed slots "
+            "(whatif: packing)."
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", help="Set an option of a service: NAME.OPTION=VALUE, such as packing.together=4. Repeatable."),
+    ] = None
+    aim: Annotated[
+        Literal["makespan", "results"] | None,
+        Option("--for", help="What packing aims at: an early end of the sweep, or early results."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the service and its options as ``run_pool`` takes them.
+
+        Raises
+        ------
+        UsageError
+            An option is of another service.
+        """
+        given = parse_service_options(self.settings or [])
+        service = self.service or next(iter(given), None)
+        if others := [name for name in given if name != service]:
+            raise UsageError(
+                f"--set names {others[0]}, and the service is {service}.",
+                hint="A pool has one service, with --service.",
+            )
+        options = given.get(service or "", {}) | ({} if self.aim is None else {"for": self.aim})
+        return {"service": service, "options": options}
+
+
 @commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
+@expand
 def run_(
+    *,
     sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
     folder: Folder = None,
     slots: Slots = None,
@@ -53,15 +99,9 @@ def run_(
     time_limit: Annotated[
         str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
     ] = None,
-    service: Annotated[
-        str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
-    ] = None,
-    warm: Annotated[
-        list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
-    ] = None,
-    mps: Annotated[
-        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
-    ] = False,
+    service: ServiceOptions,
+    warm: Warm = None,
+    mps: Mps = False,
     shared: Annotated[
         bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
     ] = False,
@@ -93,7 +133,7 @@ def run_(
             kind=device,
             memory_mib=None if memory is None else _mib(memory),
             time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
-            service=service,
+            **service.arguments(),
             warm=warm or (),
             shared=shared,
             mps=mps,
@@ -116,10 +156,15 @@ def run_(
 
 
 @commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
+@expand
 def submit_(
+    *,
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     folder: Folder = None,
     slots: Slots = None,
+    service: ServiceOptions,
+    warm: Warm = None,
+    mps: Mps = False,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
     pools: Annotated[
@@ -166,7 +211,8 @@ def submit_(
         shards=shards,
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
-    scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
+    asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, **service.arguments()}
+    scripts = [job_script(sweep, allocation, **asked, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
         print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
@@ -201,7 +247,9 @@ def load_(
 @commands.command(
     "whatif", epilog="Example: helios pool whatif sweep.toml --gpus 4 --memory 16G --run-time 20min --watts 60,300"
 )
+@expand
 def whatif_(
+    *,
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
     memory: Memory = None,
@@ -216,13 +264,14 @@ def whatif_(
         list[Path] | None,
         Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
     ] = None,
+    service: ServiceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a sweep under several rules of sharing GPUs.
 
-    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the packing of trials, and an oracle that knows all
-    speeds. It runs nothing. What trials need is known from earlier pools, else from the sweep file and the options. See
-    docs/pools.md.
+    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the service with the options that helios pool run
+    would use, and an oracle that knows all speeds. It runs nothing. What trials need is known from earlier pools, else
+    from the sweep file and the options. See docs/pools.md.
     """
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
@@ -236,6 +285,7 @@ def whatif_(
             gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
+            **service.arguments(),
             database=_database(),
             progress=progress,
         )
@@ -302,10 +352,8 @@ class _Screen:
         self._began_s = monotonic()
         self._shown_at_s = 0.0
         self._notes: list[str] = []
-        self._metric = ""
 
-    def watch(self, sweep: TrainingSweep) -> _Screen:
-        self._metric = sweep.metric
+    def watch(self, _: TrainingSweep) -> _Screen:
         return self
 
     def __enter__(self) -> None:
@@ -321,20 +369,23 @@ class _Screen:
             self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
 
     def refresh(self, pool: Coordinator) -> None:
-        from helios.training.report import pool_view, write_parameters  # noqa: PLC0415 - see run_
+        from helios.training.model import TrialState  # noqa: PLC0415 - see run_
+        from helios.training.report import best_in_words, pool_view  # noqa: PLC0415 - see run_
 
         if monotonic() < self._shown_at_s:
             return
         self._shown_at_s = monotonic() + _REFRESH_S
-        best = pool.best()
-        words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
+        finished = (trial for trial in pool.state.trials.values() if trial.state is TrialState.FINISHED)
+        best = best_in_words(
+            {trial.number: (trial.metrics, trial.parameters) for trial in finished}, pool.sweep.objectives
+        )
         self._live.update(
             pool_view(
                 pool.snapshot(),
                 counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
                 total=pool.total,
                 seconds=monotonic() - self._began_s,
-                best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
+                best="\n".join(best),
                 notes=self._notes,
             ),
             refresh=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from numbers import Real
+from typing import Any
 
 from helios.report.charts import BLUE, GREEN, SOFT, canvas
 from helios.report.html import PageSection, TableCells, render_sections
@@ -16,10 +17,11 @@ MOST_PANELS = 4
 
 def render_pool(result: PoolResult) -> str:
     """Return the page of a pool."""
-    header = ("Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", "Device", "Reason")
+    metrics = [*result.objectives] or ["Metric"]
+    header = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
     rows = [
-        [*trial_cells(result, trial), trial["device"] or "", trial.get("reason", "")]
+        [*trial_cells(result, trial), ", ".join(trial["devices"]), trial.get("reason", "")]
         for trial in order_by_value(result)[:MOST_ROWS]
     ]
     devices = [
@@ -51,28 +53,29 @@ def render_pool(result: PoolResult) -> str:
 def _metric_figure(result: PoolResult, *, narrow: bool = False) -> str | None:
     """Draw the metric against each parameter that is a number."""
     points = [trial for trial in result.trials if trial["number"] in result.values]
+    values: dict[str, list[Any]] = {}
+    for trial in points:
+        for name, value in trial["parameters"].items():
+            values.setdefault(name, []).append(value)
     names = [
         name
-        for name in (points[0]["parameters"] if points else {})
-        if len({trial["parameters"].get(name) for trial in points}) > 1
-        and all(
-            isinstance(trial["parameters"].get(name), Real) and not isinstance(trial["parameters"].get(name), bool)
-            for trial in points
-        )
+        for name, given in values.items()
+        if len({*given}) > 1 and all(isinstance(value, Real) and not isinstance(value, bool) for value in given)
     ][:MOST_PANELS]
     if not names:
         return None
-    best = result.best
+    best = {*result.front}
     with canvas(
         f"{result.metric} of each trial against {', '.join(names)}", height=2.4, narrow=narrow, columns=len(names)
     ) as drawing:
         for name, axes in zip(names, drawing.panels, strict=True):
-            xs = [float(trial["parameters"][name]) for trial in points]
-            ys = [result.values[trial["number"]] for trial in points]
+            shown = [trial for trial in points if name in trial["parameters"]]
+            xs = [float(trial["parameters"][name]) for trial in shown]
+            ys = [result.values[trial["number"]] for trial in shown]
             axes.scatter(xs, ys, s=14, color=BLUE, edgecolor=SOFT, linewidth=0.5)
             axes.scatter(
-                [x for x, trial in zip(xs, points, strict=True) if trial["number"] == best],
-                [y for y, trial in zip(ys, points, strict=True) if trial["number"] == best],
+                [x for x, trial in zip(xs, shown, strict=True) if trial["number"] in best],
+                [y for y, trial in zip(ys, shown, strict=True) if trial["number"] in best],
                 s=40,
                 color=GREEN,
                 label="best",

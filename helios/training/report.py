@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import le
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.tables import plain_table
-from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process
+from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process, name_directions
 from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
@@ -28,7 +29,7 @@ class PoolResult:
         By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``seconds``, ``peak_memory_mib``,
         ``attempts``, ``device`` and, where there is one, ``reason``.
     values : mapping
-        The metric that is compared, for each finished trial that reported it.
+        The first metric that is compared, for each finished trial that reported it.
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
@@ -37,6 +38,8 @@ class PoolResult:
         Why trials are left. Empty where none are.
     signal : int, optional
         What ended it.
+    more_metrics : mapping of str to bool
+        Further metrics that are compared, and whether more of each is better.
     """
 
     name: str
@@ -51,12 +54,23 @@ class PoolResult:
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
+    more_metrics: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def objectives(self) -> dict[str, bool]:
+        """All metrics that are compared, and whether more of each is better."""
+        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
+
+    @property
+    def front(self) -> list[int]:
+        """Numbers of the best trials."""
+        finished = (trial for trial in self.trials if trial["state"] == TrialState.FINISHED)
+        return find_best({trial["number"]: trial["metrics"] for trial in finished}, self.objectives)
 
     @property
     def best(self) -> int | None:
-        """Number of the finished trial with the best metric."""
-        choose = max if self.maximize else min
-        return choose(self.values, key=self.values.__getitem__, default=None)
+        """Number of the finished trial with the best metric, None where several are compared."""
+        return next(iter(self.front), None) if not self.more_metrics else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -75,12 +89,13 @@ class PoolResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of ``helios pool run --json``."""
+        directions = name_directions(self.objectives)
         best = next((trial for trial in self.trials if trial["number"] == self.best), None)
         return {
             "sweep": self.name,
             "folder": self.folder,
-            "metric": self.metric or None,
-            "direction": ("maximize" if self.maximize else "minimize") if self.metric else None,
+            "metric": list(self.objectives) if self.more_metrics else self.metric or None,
+            "direction": directions if self.more_metrics else next(iter(directions), None),
             "total": self.total,
             "seconds": round(self.seconds, 3),
             "left": self.reason or None,
@@ -94,9 +109,51 @@ class PoolResult:
                 for device in self.devices
             ],
             "best": None if best is None else {**best, "value": self.values[best["number"]]},
+            "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
         }
+
+
+def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
+    """Return the numbers of trials that no other trial equals or beats in every metric.
+
+    With one metric this is one trial, with several the Pareto front, the best by the first metric first. Of equal
+    trials the first one counts, and trials that lack a metric do not.
+
+    Parameters
+    ----------
+    metrics : mapping
+        What each finished trial reported, by its number.
+    objectives : mapping of str to bool
+        The metrics to compare, and whether more of each is better.
+    """
+    signs = {name: -1.0 if maximize else 1.0 for name, maximize in objectives.items()}
+    costs = sorted(
+        (tuple(sign * reported[name] for name, sign in signs.items()), number)
+        for number, reported in metrics.items()
+        if signs and signs.keys() <= reported.keys()
+    )
+    front: list[tuple[tuple[float, ...], int]] = []
+    for cost, number in costs:
+        if not any(all(map(le, better, cost)) for better, _ in front):
+            front.append((cost, number))
+    return [number for _, number in front]
+
+
+def best_in_words(
+    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]], objectives: Mapping[str, bool]
+) -> list[str]:
+    """Return sentences on the best trials, from the metrics and parameters of all that finished."""
+    front = find_best({number: metrics for number, (metrics, _) in finished.items()}, objectives)
+    sentences = []
+    for number in front[:MOST_SHOWN]:
+        metrics, parameters = finished[number]
+        values = ", ".join(f"{name}: {metrics[name]:.5g}" for name in objectives)
+        sentences.append(f"Best {values}, trial {number} ({write_parameters(parameters)}).")
+    if len(objectives) > 1 and front:
+        sentences.insert(0, f"{count_in_words(len(front), 'trial')} that no other trial beats in every metric:")
+    return sentences
 
 
 def write_parameters(parameters: Mapping[str, Any]) -> str:
@@ -116,10 +173,11 @@ def memory_in_words(mib: float | None) -> str:
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
     """Return the trials, the best first."""
     sign = -1.0 if result.maximize else 1.0
+    front = {*result.front}
 
-    def key(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
+    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
         value = result.values.get(trial["number"])
-        return (value is None, sign * (value or 0.0), trial["number"])
+        return (trial["number"] not in front, value is None, sign * (value or 0.0), trial["number"])
 
     return sorted(result.trials, key=key)
 
@@ -128,9 +186,8 @@ def pool_table(result: PoolResult) -> RenderableType:
     """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
-    table = plain_table(
-        "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
-    )
+    metrics = [*result.objectives] or ["Metric"]
+    table = plain_table("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", right_from=3)
     for trial in [*shown, *failed[:MOST_SHOWN]]:
         table.add_row(*map(escape, trial_cells(result, trial)))
     lines: list[RenderableType] = [table, ""]
@@ -142,13 +199,13 @@ def pool_table(result: PoolResult) -> RenderableType:
 
 def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
     """Return what tables and pages show of a trial."""
-    value = result.values.get(trial["number"])
+    reported = trial["metrics"] if trial["state"] == TrialState.FINISHED else {}
     missing = "not finite" if trial["state"] == TrialState.DIVERGED else ""
     return [
         str(trial["number"]),
         write_parameters(trial["parameters"]),
         str(trial["state"]),
-        missing if value is None else f"{value:.5g}",
+        *(f"{reported[name]:.5g}" if name in reported else missing for name in result.objectives or [""]),
         rounded_duration(trial["seconds"]),
         memory_in_words(trial["peak_memory_mib"]),
         str(trial["attempts"]),
@@ -161,12 +218,10 @@ def pool_sentences(result: PoolResult) -> list[str]:
     sentences = [
         f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."
     ]
-    best = next((trial for trial in result.trials if trial["number"] == result.best), None)
-    if best is not None:
-        value = result.values[best["number"]]
-        sentences.append(
-            f"Best {result.metric}: {value:.5g}, trial {best['number']} ({write_parameters(best['parameters'])})."
-        )
+    finished = (trial for trial in result.trials if trial["state"] == TrialState.FINISHED)
+    sentences += best_in_words(
+        {trial["number"]: (trial["metrics"], trial["parameters"]) for trial in finished}, result.objectives
+    )
     diverged = [trial for trial in result.trials if trial["state"] == TrialState.DIVERGED]
     if diverged:
         first = diverged[0]
@@ -200,7 +255,7 @@ def pool_view(
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
-        on_device = [trial for trial in running if trial.device == device.name]
+        on_device = [trial for trial in running if device.name in trial.devices]
         used = sum(trial.memory_mib or 0.0 for trial in on_device)
         table.add_row(
             escape(device.name),

@@ -25,6 +25,7 @@ from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import TrainingSweep, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
+from helios.training.services import build_for_pool, choose_service
 
 if TYPE_CHECKING:
     from helios.training.forecast import TrialModel
@@ -47,6 +48,7 @@ def run_pool(
     memory_mib: float | None = None,
     time_limit_s: float | None = None,
     service: str | None = None,
+    options: Mapping[str, Any] = {},
     warm: Sequence[str] = (),
     shared: bool = False,
     mps: bool = False,
@@ -72,7 +74,9 @@ def run_pool(
     time_limit_s : float, optional
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
-        Service that decides what is started where. None for a fixed number of slots.
+        Service that decides what is started where. None for that of the sweep file, else a fixed number of slots.
+    options : mapping
+        Options of the service, above those of the sweep file.
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
     shared : bool
@@ -99,22 +103,20 @@ def run_pool(
             hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
         )
     decide: Decide = fixed_slots
-    if service is not None:
-        from helios.training.services import build_for_pool  # noqa: PLC0415 - takes time to import, and most need none
-
-        decide = build_for_pool(service, {}).decide
+    if (choice := choose_service(sweep.service, service, options)) is not None:
+        decide = build_for_pool(choice.name, choice.options).decide
     into = (folder or path.with_suffix(".pool")).absolute()
     asked: dict[str, Any] = {
         "kind": kind,
         "slots": slots,
         "memory_mib": memory_mib,
-        "gpu_slots": 1 if service is None else SHARED_SLOTS,
+        "gpu_slots": 1 if choice is None else SHARED_SLOTS,
     }
     devices = find_devices(**asked)
     if mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):
         raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
     nodes = find_nodes(path, into, asked)
-    model, problem = (None, "") if service is None else _learn(into, program(sweep), devices[0], database)
+    model, problem = (None, "") if choice is None else _learn(into, program(sweep), devices[0], database)
     # The earlier of the time limit and the end of the Slurm job, s since the epoch.
     ends = [] if time_limit_s is None else [steady_s() + time_limit_s]
     if (end_s := environment.get(SLURM_END, "")).isdigit():
@@ -168,6 +170,7 @@ def run_pool(
             seconds=steady_s() - began_s,
             reason=end.reason,
             signal=end.signal,
+            more_metrics=sweep.more_metrics,
             notes=[note for note in notes if note],
         )
 

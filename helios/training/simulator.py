@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from helios.errors import HeliosError
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.training.model import (
+    ONE_DEVICE,
     Device,
     Forecast,
     PauseTrial,
@@ -270,7 +271,9 @@ class SimulatedPool:
         self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
         self._speed_sums = {
-            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples) for speed in known_speeds
+            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples)
+            for speed in known_speeds
+            if speed.placement == ONE_DEVICE
         }
         self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak_mib: dict[int, float] = {}
@@ -382,7 +385,7 @@ class SimulatedPool:
             parameters=true.parameters,
             family=self._names[true.family],
             state=self._state[number],
-            device=None if attempt is None else self.devices[attempt.device].name,
+            devices=() if attempt is None else (self.devices[attempt.device].name,),
             started_s=None if attempt is None else attempt.started_s,
             attempts=self._attempts[number],
             memory_limit_mib=None if attempt is None else attempt.limit_mib,
@@ -432,9 +435,11 @@ class SimulatedPool:
         number = action.number
         if self._state[number] not in {TrialState.WAITING, TrialState.PAUSED} or not self._arrived[number]:
             raise RuntimeError(f"Trial {number} is {self._state[number]} and cannot be started.")
-        index = self._device_index[action.device]
+        if len(action.devices) != 1:
+            raise RuntimeError(f"Trial {number} is to start on {len(action.devices)} devices, and one is simulated.")
+        index = self._device_index[action.devices[0]]
         if len(self._attempts_on[index]) >= self.devices[index].slots:
-            raise RuntimeError(f"{action.device} has no free slot for trial {number}.")
+            raise RuntimeError(f"{action.devices[0]} has no free slot for trial {number}.")
         attempt = _Attempt(
             number=number,
             device=index,
@@ -596,9 +601,9 @@ def share_fixed(together: int) -> Decide:
         free = {device.name: min(together, device.slots) for device in snapshot.devices}
         empty = dict.fromkeys(free, True)
         for trial in snapshot.trials:
-            if trial.state is TrialState.RUNNING and trial.device is not None:
-                empty[trial.device] = False
-                free[trial.device] -= 1 if trial.out_of_memory_mib is None else together
+            for name in trial.devices:
+                empty[name] = False
+                free[name] -= 1 if trial.out_of_memory_mib is None else together
         actions: list[PoolAction] = []
         for trial in snapshot.trials:
             if trial.state is not TrialState.WAITING:
@@ -611,7 +616,9 @@ def share_fixed(together: int) -> Decide:
             free[name] -= together if alone else 1
             empty[name] = False
             actions.append(
-                StartTrial(number=trial.number, device=name, memory_limit_mib=None, reason=f"up to {together} share")
+                StartTrial(
+                    number=trial.number, devices=(name,), memory_limit_mib=None, reason=f"up to {together} share"
+                )
             )
         return actions
 
@@ -753,12 +760,12 @@ def compare_pool_rules(
 
 def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:
     """Start the longest trials first, each alone on a device."""
-    taken = {trial.device for trial in snapshot.trials if trial.state is TrialState.RUNNING}
+    taken = {name for trial in snapshot.trials for name in trial.devices}
     free = [device.name for device in snapshot.devices if device.name not in taken]
     waiting = [trial for trial in snapshot.trials if trial.state is TrialState.WAITING]
     waiting.sort(key=lambda trial: (-(trial.forecast.seconds_p50 or 0.0), trial.number))
     return [
-        StartTrial(number=trial.number, device=name, memory_limit_mib=None, reason="the longest first")
+        StartTrial(number=trial.number, devices=(name,), memory_limit_mib=None, reason="the longest first")
         for trial, name in zip(waiting, free, strict=False)
     ]
 

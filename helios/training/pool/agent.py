@@ -222,15 +222,22 @@ class Agent:
 
         Its output is appended to the log.
         """
-        number, limit_mib, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        number, limit_mib, gpus, group = (
+            int(order["number"]),
+            order.get("limit_mib"),
+            tuple(order.get("gpus", ())),
+            None,
+        )
         if order.get("segment"):
             self._start_in_segment(order, number, limit_mib)
             return
-        if limit_mib is not None and gpu is None and self._groups is not None:
+        if limit_mib is not None and not gpus and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
         environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
-        trial = _RunningTrial(number=number, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpu=gpu, group=group)
+        trial = _RunningTrial(
+            number=number, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpus=gpus, group=group
+        )
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
         try:
@@ -265,7 +272,7 @@ class Agent:
 
     def _start_in_segment(self, order: dict[str, Any], number: int, limit_mib: float | None) -> None:
         """Start a trial in a free or new container."""
-        groups = self._groups if order.get("gpu") is None else None
+        groups = None if order.get("gpus") else self._groups
         try:
             segment = self._free_segment(groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
             segment = segment or self._new_segment(order, limit_mib)
@@ -279,14 +286,14 @@ class Agent:
             pid=pid,
             began_s=time.monotonic(),
             limit_mib=limit_mib,
-            gpu=order.get("gpu"),
+            gpus=tuple(order.get("gpus", ())),
             group=group,
             segment=segment,
             group_kills=groups.kills(group) if groups is not None and group is not None else 0,
         )
         run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
         run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
-        if limit_mib is not None and group is None and order.get("gpu") is None:
+        if limit_mib is not None and group is None and not order.get("gpus"):
             run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * _MIB)
         self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
         self._report_started(segment.trial, pid)
@@ -313,12 +320,7 @@ class Agent:
         template, group = order["segment"], None
         self._segments_made += 1
         name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
-        if (
-            limit_mib is not None
-            and order.get("gpu") is None
-            and self._groups is not None
-            and not template["keeps_limit"]
-        ):
+        if limit_mib is not None and not order.get("gpus") and self._groups is not None and not template["keeps_limit"]:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(name, limit_mib)
         try:
@@ -530,7 +532,7 @@ class Agent:
             self._kill_tree(trial)
         del self._running[trial.number]
         # The kernel's peak of a forked process begins with the memory of its parent, which is this process.
-        if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
+        if not trial.gpus and (peak_mib > self._own_peak_mib or not trial.peak_mib):
             trial.peak_mib = max(trial.peak_mib, peak_mib)
         killed = returncode == -signal.SIGKILL and not trial.ended_by_us
         out_of_memory = trial.over_limit or (killed and _oom_kills() > trial.kernel_kills)
@@ -539,7 +541,7 @@ class Agent:
             if trial.segment is None:
                 _remove_group(trial.group)
         utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
-        if trial.gpu:
+        if trial.gpus:
             utilization = sum(trial.utilizations) / len(trial.utilizations) if trial.utilizations else None
         self._send_event(
             {
@@ -582,12 +584,13 @@ class Agent:
         self._measure_gpus()
         for number, processes in trees.items():
             trial = self._running[number]
-            if trial.gpu is not None:
-                trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
+            if trial.gpus:
+                pids = {process.pid for process in processes}
+                trial.memory_mib = max(_gpu_memory_mib(gpu, pids) for gpu in trial.gpus)
             else:
                 trial.memory_mib = sum(_resident_bytes(process) for process in processes) / _MIB
             over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
-            if over_limit and trial.gpu is None and len(processes) > 1:
+            if over_limit and not trial.gpus and len(processes) > 1:
                 # Resident memory counts shared pages once for each process, proportional memory only once.
                 trial.memory_mib = sum(_proportional_bytes(process) for process in processes) / _MIB
             trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
@@ -600,8 +603,8 @@ class Agent:
 
     def _measure_gpus(self) -> None:
         """Divide the energy of each GPU among its trials, and record its utilization."""
-        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
+        for gpu in {gpu for trial in self._running.values() for gpu in trial.gpus}:
+            on_gpu = [trial for trial in self._running.values() if gpu in trial.gpus]
             energy_j, utilization = _gpu_use(gpu)
             before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
             for trial in on_gpu:
@@ -687,10 +690,12 @@ class _RunningTrial:
 
     Attributes
     ----------
+    limit_mib, memory_mib, peak_mib : float
+        Limit and use of its GPU, on the one where it uses most. Of the machine's memory where it has no GPU.
     kernel_kills, group_kills : int
         Out-of-memory kills of the machine and of the trial's control group, before it started.
     utilizations : list of float
-        Samples of its GPU's utilization.
+        Samples of its GPUs' utilization.
     kill_at_s : float or None
         Monotonic time at which it is killed.
     orphans : set of int
@@ -701,7 +706,7 @@ class _RunningTrial:
     pid: int
     began_s: float
     limit_mib: float | None
-    gpu: str | None
+    gpus: tuple[str, ...]
     group: Path | None
     kernel_kills: int = 0
     memory_mib: float = 0.0

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
 from helios.training.pool.search import Search
-from helios.training.pool.state import StateFile, TrialRecord
+from helios.training.pool.state import StateFile
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.trials import COST, DECIDE_S, SweepTrials
 
@@ -76,8 +76,8 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     """
     running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
     for lead, *_ in by_process(snapshot.trials):
-        if lead.device is not None:
-            running[lead.device].append(lead)
+        for name in lead.devices:
+            running[name].append(lead)
     used = {device.name: len(running[device.name]) for device in snapshot.devices}
     free = {
         device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
@@ -87,8 +87,9 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
         actions.append(start)
         if start.into is None:
-            used[start.device] += 1
-            free[start.device] -= start.memory_limit_mib or 0.0
+            for name in start.devices:
+                used[name] += 1
+                free[name] -= start.memory_limit_mib or 0.0
     waiting = [
         trial
         for trial in snapshot.trials
@@ -106,7 +107,7 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
                 actions.append(
                     StartTrial(
                         number=trial.number,
-                        device=device.name,
+                        devices=(device.name,),
                         memory_limit_mib=need,
                         reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
                     )
@@ -232,7 +233,7 @@ class Coordinator:
         """Return the pool as services see it."""
         left_s = self._left_s
         trials = [
-            *(attempt.trial for attempt in self._attempts.running.values()),
+            *(replace(attempt.trial, curve=attempt.curve.points) for attempt in self._attempts.running.values()),
             *(trial for trial in self._trials.waiting.values() if self._trials.fits(trial, left_s)),
             *self._trials.just_ended,
         ]
@@ -249,16 +250,6 @@ class Coordinator:
     def total(self) -> int:
         """Number of trials of the whole sweep."""
         return max(self.sweep.trials, len(self.state.trials))
-
-    def best(self) -> TrialRecord | None:
-        """Return the finished trial with the best metric so far."""
-        known = [
-            trial
-            for trial in self.state.trials.values()
-            if trial.state is TrialState.FINISHED and trial.value is not None
-        ]
-        choose = max if self.sweep.maximize else min
-        return choose(known, key=lambda trial: trial.value or 0.0, default=None)
 
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""
@@ -385,11 +376,11 @@ class Coordinator:
         if self._signal is not None:
             grace = self.sweep.grace_s if self.ends_s is None else min(grace, self.sweep.grace_s)
         for attempt in self._attempts.running.values():
-            attempt.request(TaskRequest.PAUSE)
             # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
             # interrupts does not want to wait.
             listens = attempt.has_reported or self._signal is None
             attempt.terminate_at_s = min(attempt.terminate_at_s, now + grace if listens else now)
+            attempt.request(TaskRequest.PAUSE, by_s=attempt.terminate_at_s)
 
     def _run_service(self) -> None:
         """Ask the service and apply its actions."""
@@ -416,9 +407,6 @@ class Coordinator:
         if isinstance(action, ShareTrial):
             self._notes.note("A share of a device's time cannot be given yet, so trials run side by side")
             return
-        if isinstance(action, StopTrial) and action.finished:
-            self._notes.note("A stop that ends as finished cannot be asked for yet, so the trial runs on")
-            return
         attempt = self._attempts.running.get(action.number)
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
         if attempt is None or attempt.asked in {wanted, TaskRequest.STOP}:
@@ -426,10 +414,10 @@ class Coordinator:
         self._notes.publish(
             {"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason}
         )
-        if wanted is TaskRequest.PAUSE:
-            attempt.request(wanted)
+        if isinstance(action, StopTrial):
+            attempt.stop(self.sweep.grace_s, finished=action.reason if action.finished else "")
         else:
-            attempt.prune(self.sweep.grace_s)
+            attempt.request(wanted)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:
         """Handle what an agent tells."""

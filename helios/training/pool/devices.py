@@ -201,6 +201,15 @@ def device_environment(device: Device) -> Mapping[str, str]:
     return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}
 
 
+def join_environments(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the environment of a trial on several devices of a node.
+
+    Names are joined by commas, as CUDA has it. Numbers of threads are added.
+    """
+    values = {name: [each[name] for each in environments if name in each] for name in environments[0]}
+    return {name: str(sum(map(int, texts))) if name in THREADS else ",".join(texts) for name, texts in values.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """Another node of this allocation.

@@ -43,7 +43,8 @@ class Endings:
         self._readings.forget(attempt.trial.number)
         self._attempts.remove(attempt)
         what, state, reason = self._outcome(attempt, int(event["status"]), event)
-        peaks = [peak for peak in (event["peak_memory_mib"], attempt.trial.peak_memory_mib) if peak is not None]
+        peak_mib = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / attempt.parts
+        peaks = [peak for peak in (peak_mib, attempt.trial.peak_memory_mib) if peak is not None]
         ended = self._trials.describe_run(
             replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
             what,
@@ -95,8 +96,8 @@ class Endings:
         how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
         if how == "diverged":
             return "diverged", TrialState.DIVERGED, why
-        if how == "stopped" or (attempt.pruned and not _ran_to_end(attempt, status, asked)):
-            return "pruned", TrialState.PRUNED, why
+        if how == "stopped" or (attempt.stopped and not _ran_to_end(attempt, status, asked)):
+            return _stopped(attempt, ended_by_pool=asked) if attempt.finished else ("pruned", TrialState.PRUNED, why)
         if how in {"apart", "together"}:
             return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
         paused = attempt.answered is TaskRequest.PAUSE and status == 0
@@ -105,7 +106,7 @@ class Endings:
         if paused or asked:
             return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
         if status == 0 and attempt.diverged:
-            return "diverged", TrialState.DIVERGED, f"its last {self._trials.sweep.metric} is not a finite number"
+            return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"
         if status == 0:
             return "finished", TrialState.FINISHED, ""
         if event["out_of_memory"] or (how != "failed" and _log_shows_out_of_memory(attempt)):
@@ -120,6 +121,14 @@ class Endings:
         return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
 
 
+def _stopped(attempt: Attempt, *, ended_by_pool: bool) -> tuple[str, TrialState, str]:
+    """Return the same of a trial that was to end as finished."""
+    if attempt.diverged:
+        return "diverged", TrialState.DIVERGED, attempt.finished
+    late = "; it did not end by itself" if ended_by_pool else ""
+    return "stopped", TrialState.FINISHED, attempt.finished + late
+
+
 def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:
     """Return whether a trial ended by itself, and not since it was to stop."""
     if status != 0 or attempt.ended.get("ended") == "finished" or attempt.trial.progress == 1.0:
@@ -129,9 +138,10 @@ def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:
 
 def _out_of_memory(attempt: Attempt, record: TrialRecord) -> tuple[str, TrialState, str]:
     limit = attempt.limit_mib
-    whole = limit >= attempt.device.memory_mib and not attempt.beside
+    whole = limit >= min(device.memory_mib for device in attempt.devices) and not attempt.beside
     if record.memory_kills >= MOST_MEMORY_KILLS or (whole and record.memory_kills):
-        return "out_of_memory", TrialState.FAILED, f"it needs more memory than {attempt.device.name} has"
+        names = " and ".join(device.name for device in attempt.devices)
+        return "out_of_memory", TrialState.FAILED, f"it needs more memory than {names} has"
     return "out_of_memory", TrialState.WAITING, f"it needed more than {limit:,.0f} MiB"
 
 

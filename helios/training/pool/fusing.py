@@ -52,7 +52,7 @@ class FusedProcess:
     """
 
     number: int
-    device: Device
+    devices: tuple[Device, ...]
     folder: Path
     limit_mib: float
     trials: set[int] = field(default_factory=set)

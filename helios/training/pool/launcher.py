@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from helios.errors import HeliosError
-from helios.training.model import Device, StartTrial, Trial, TrialState
+from helios.training.model import Device, StartTrial, Trial, TrialState, node_name, placement
 from helios.training.pool import agent
-from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.pool.attempts import Attempt, Attempts, count_parts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
-from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id
+from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id, join_environments
 from helios.training.pool.endings import Endings
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.notes import Notes
@@ -122,15 +122,20 @@ class Launcher:
 
     def start(self, action: StartTrial) -> None:
         """Start a trial where a service wants it, if it may."""
-        trial, device = self._trials.waiting.get(action.number), self._by_name.get(action.device)
-        if trial is None or device is None or self._trials.state.problem:
+        trial = self._trials.waiting.get(action.number)
+        devices = tuple(self._by_name[name] for name in dict.fromkeys(action.devices) if name in self._by_name)
+        if trial is None or len(devices) < max(1, len(action.devices)) or self._trials.state.problem:
+            return
+        if len(placement(action.devices)) > 1:
+            names = " and ".join(action.devices)
+            self._notes.note(f"Trial {trial.number} is not started on {names}: a trial runs on one node")
             return
         if action.into is not None:
             beside = self._attempts.running.get(action.into)
             if beside is not None and beside.process is not None and _may_join(trial, beside):
-                self._start(trial, beside.device, action, beside.process)
-        elif self._may_start(trial, device):
-            self._start(trial, device, action)
+                self._start(trial, beside.devices, action, beside.process)
+        elif all(self._may_start(trial, device) for device in devices):
+            self._start(trial, devices, action)
 
     def launch(self) -> None:
         """Start new processes, and send all their trials.
@@ -154,11 +159,11 @@ class Launcher:
                 words = [sys.executable, "-P", "-m", FUSED_TASK, self._trials.sweep.fused.program, str(process.file)]
                 log = str(process.folder / "log.txt")
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
-                self._order_start(process.device, order, {})
+                self._order_start(process.devices, order, {})
 
     def end(self, attempt: Attempt, grace_s: float) -> None:
         """Have the agent end a trial's process."""
-        if (of_node := self.agents.get(_node_name(attempt.device))) is not None:
+        if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
             of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
 
     def restart_agent(self, name: str) -> None:
@@ -170,13 +175,13 @@ class Launcher:
         self.agents.pop(name).close()
         if not name:
             agent.kill_leftovers(self._trials.state.pool)
-        for process in [each for each in self._attempts.processes.values() if _node_name(each.device) == name]:
+        for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
-        for attempt in [each for each in self._attempts.running.values() if _node_name(each.device) == name]:
+        for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
             event = {"status": -signal.SIGKILL, "seconds": steady_s() - attempt.began_s, "peak_memory_mib": None}
             self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
-            self.devices = tuple(device for device in self.devices if _node_name(device) != name)
+            self.devices = tuple(device for device in self.devices if node_name(device.name) != name)
             self._by_name = {device.name: device for device in self.devices}
             if not self.devices or not name:
                 raise HeliosError(
@@ -200,17 +205,20 @@ class Launcher:
         alone = any(self._trials.needs_device_alone(other.trial.number) for other in beside)
         return not alone and not (beside and self._trials.needs_device_alone(trial.number))
 
-    def _start(self, trial: Trial, device: Device, action: StartTrial, process: FusedProcess | None = None) -> None:
+    def _start(
+        self, trial: Trial, devices: tuple[Device, ...], action: StartTrial, process: FusedProcess | None = None
+    ) -> None:
         folder = self._trials.folder(trial.number)
-        limit = min(action.memory_limit_mib or device.memory_mib, device.memory_mib)
+        most_mib = min(device.memory_mib for device in devices)
+        limit = min(action.memory_limit_mib or most_mib, most_mib)
         if self._trials.needs_device_alone(trial.number):
-            limit = device.memory_mib
+            limit = most_mib
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_request(folder / "requests", None)
             if self._trials.sweep.fused is not None:
-                process = process or self._idle_process(trial, device, limit)
-                process = process or self._new_process(trial, device, limit, self._trials.sweep.fused)
+                process = process or self._idle_process(trial, devices, limit)
+                process = process or self._new_process(trial, devices, limit, self._trials.sweep.fused)
                 process.add_message(
                     {"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)}
                 )
@@ -219,14 +227,15 @@ class Launcher:
         except OSError as reason:
             self._trials.pause_starts(reason.strerror or str(reason))
             return
-        self._trials.state.record_started(trial.number, device=device.name, memory_limit_mib=limit)
+        names = tuple(device.name for device in devices)
+        self._trials.state.record_started(trial.number, devices=names, memory_limit_mib=limit)
         if self._trials.state.problem:
             return
         now = steady_s()
         started = replace(
             trial,
             state=TrialState.RUNNING,
-            device=device.name,
+            devices=names,
             started_s=now,
             attempts=trial.attempts + 1,
             memory_limit_mib=limit,
@@ -236,17 +245,14 @@ class Launcher:
         del self._trials.waiting[trial.number]
         attempt = Attempt(
             trial=started,
-            device=device,
+            devices=devices,
             limit_mib=limit,
             folder=folder,
             began_s=now,
             process=process,
         )
         self._attempts.add(attempt)
-        # What earlier attempts reported stands, but what they answered was not asked of this one.
-        self._readings.read(attempt, to_end=True)
-        attempt.answered = attempt.first_report_s = attempt.beside_since = None
-        attempt.ended = {}
+        self._readings.restore(attempt)
         if process is None:
             self._send_start(attempt)
         self._notes.publish(
@@ -254,7 +260,7 @@ class Launcher:
                 "event": "started",
                 "number": trial.number,
                 "parameters": dict(trial.parameters),
-                "device": device.name,
+                "devices": names,
                 "memory_limit_mib": round(limit, 1),
                 "attempt": started.attempts,
                 "reason": action.reason,
@@ -263,7 +269,7 @@ class Launcher:
 
     def _send_start(self, attempt: Attempt) -> None:
         """Have the agent start the program of a trial."""
-        trial, device, folder = attempt.trial, attempt.device, attempt.folder
+        trial, folder = attempt.trial, attempt.folder
         own = {
             "HELIOS_TRIAL_FOLDER": str(folder),
             "HELIOS_PARAMETERS": json.dumps(dict(trial.parameters)),
@@ -272,7 +278,7 @@ class Launcher:
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
         self._order_start(
-            device,
+            attempt.devices,
             {
                 "number": trial.number,
                 "argv": self._trials.sweep.fill(
@@ -284,52 +290,55 @@ class Launcher:
             own,
         )
 
-    def _order_start(self, device: Device, order: Mapping[str, Any], own: Mapping[str, str]) -> None:
-        """Have the agent of a device start a process."""
-        node = self._nodes.get(_node_name(device))
-        on_device = device_environment(device) if node is None else node.environment[device.name]
+    def _order_start(self, devices: Sequence[Device], order: Mapping[str, Any], own: Mapping[str, str]) -> None:
+        """Have the agent of some devices start a process."""
+        name = node_name(devices[0].name)
+        node = self._nodes.get(name)
+        on_device = join_environments(
+            [device_environment(each) if node is None else node.environment[each.name] for each in devices]
+        )
+        gpus = [gpu_id(each) if node is None else node.gpus[each.name] for each in devices if each.kind == "gpu"]
         if (threads := self._trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
             on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}
         if self._mps:
-            # It fails what a trial asks for above its limit; device 0 is the only one that a trial sees.
-            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={int(order['limit_mib'])}M"}
+            # It fails what a trial asks for above its limit on each of the GPUs that it sees.
+            limits = ",".join(f"{place}={int(order['limit_mib'])}M" for place in range(len(gpus)))
+            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limits}
             on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
-        self.agents[_node_name(device)].send(
+        self.agents[name].send(
             {
                 "do": "start",
                 **order,
+                "limit_mib": order["limit_mib"] * count_parts(devices),
                 "environment": {**on_device, **self._trials.sweep.env, **own},
                 "own": [*own, *_DEVICE_VARIABLES, agent.TRIAL],
                 "warm": self._warm,
                 "segment": self._segment,
                 "folder": str(self._trials.sweep.cwd),
-                "gpu": gpu_id(device) if node is None else node.gpus[device.name],
+                "gpus": gpus,
             }
         )
 
-    def _idle_process(self, trial: Trial, device: Device, limit: float) -> FusedProcess | None:
+    def _idle_process(self, trial: Trial, devices: Sequence[Device], limit: float) -> FusedProcess | None:
         """Return an idle process that may take a trial."""
         if trial.number in self._trials.fusion.separate or trial.out_of_memory_mib is not None:
             return None
         idle = (each for each in self._attempts.processes.values() if not each.trials and not each.closed)
-        return next((each for each in idle if each.device is device and each.limit_mib == limit), None)
+        return next((each for each in idle if each.devices == devices and each.limit_mib == limit), None)
 
-    def _new_process(self, trial: Trial, device: Device, limit: float, program: FusedProgram) -> FusedProcess:
+    def _new_process(
+        self, trial: Trial, devices: tuple[Device, ...], limit: float, program: FusedProgram
+    ) -> FusedProcess:
         """Return a process for a trial, which is launched later."""
         folder = self._folder / "fused" / f"{trial.number:05d}-{trial.attempts + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         self._made += 1
-        process = FusedProcess(number=-self._made, device=device, folder=folder, limit_mib=limit)
+        process = FusedProcess(number=-self._made, devices=devices, folder=folder, limit_mib=limit)
         process.file.unlink(missing_ok=True)  # of a start that could not be recorded
         process.add_message({"settings": dict(program.settings), "limit_mib": limit})
         self._attempts.processes[process.number] = process
         return process
-
-
-def _node_name(device: Device) -> str:
-    """Return the name of a device's node, empty for this one."""
-    return device.name.rpartition("/")[0]
 
 
 def _may_join(trial: Trial, beside: Attempt) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from helios.training.model import FusedSpeed, SharedSpeed
+from helios.training.model import FusedSpeed, SharedSpeed, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import Report, ReportReader, TaskRequest
@@ -35,8 +36,8 @@ class Readings:
     ) -> None:
         self._trials, self._attempts, self._notes = trials, attempts, notes
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
-            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        self._speeds: dict[tuple[str, tuple[str, ...], tuple[int, ...]], dict[int, float]] = {
+            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s} for speed in known_speeds
         }
         self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
 
@@ -44,8 +45,14 @@ class Readings:
     def speeds(self) -> tuple[SharedSpeed, ...]:
         """Mean speed of each family beside others."""
         return tuple(
-            SharedSpeed(family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates))
-            for (family, beside), rates in self._speeds.items()
+            SharedSpeed(
+                family=family,
+                beside=beside,
+                steps_per_s=sum(rates.values()) / len(rates),
+                samples=len(rates),
+                placement=placement,
+            )
+            for (family, beside, placement), rates in self._speeds.items()
         )
 
     @property
@@ -75,6 +82,21 @@ class Readings:
                 self._notes.note(
                     f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}"
                 )
+        if attempt.read_s is not None:
+            attempt.read_s = now
+
+    def restore(self, attempt: Attempt) -> None:
+        """Handle what earlier attempts of a trial reported.
+
+        What they answered was not asked of this one.
+        """
+        record = self._trials.state.trials[attempt.trial.number]
+        attempt.curve = Curve(record.curve)
+        self.read(attempt, to_end=True)
+        attempt.curve_from_s = attempt.began_s - max(record.seconds, attempt.curve.seconds)
+        attempt.read_s = attempt.began_s
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
+        attempt.ended = {}
 
     def forget(self, number: int) -> None:
         """Have the next attempt of a trial read all again."""
@@ -93,7 +115,7 @@ class Readings:
                 attempt.trial = replace(attempt.trial, progress=report.progress)
             if attempt.first_report_s is None and attempt.trial.started_s is not None:
                 attempt.first_report_s = now - attempt.trial.started_s
-            self._take_value(attempt, report, is_over=is_over)
+            self._take_value(attempt, report, now, is_over=is_over)
             if report.step is not None:
                 self._take_step(attempt, report.step, now)
             attempt.answered = report.answer or attempt.answered
@@ -108,24 +130,48 @@ class Readings:
         if now - since >= 1.0 and step > first:
             rate = (step - first) / (now - since)
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
-            speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-            speeds[attempt.trial.number] = rate
+            key = attempt.trial.family, attempt.beside, placement(attempt.trial.devices)
+            self._speeds.setdefault(key, {})[attempt.trial.number] = rate
             attempt.speeds[attempt.beside] = (rate, now - since)
 
-    def _take_value(self, attempt: Attempt, report: Report, *, is_over: bool) -> None:
+    def _take_value(self, attempt: Attempt, report: Report, now: float, *, is_over: bool) -> None:
         """Take the value that trials are compared by, and prune by it."""
         metric = self._trials.sweep.metric
-        attempt.diverged = metric in report.not_finite or (attempt.diverged and metric not in report.metrics)
+        attempt.diverged |= {*self._trials.sweep.objectives} & {*report.not_finite}
+        attempt.diverged -= report.metrics.keys()
         if metric not in {*report.metrics, *report.not_finite}:
             return
         attempt.value = report.metrics.get(metric)
-        if report.step is None or attempt.pruned:
+        self._take_point(attempt, report, now)
+        if report.step is None or attempt.stopped:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
         pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.prune(self._trials.sweep.grace_s)
+            attempt.stop(self._trials.sweep.grace_s)
+
+    def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
+        """Add a value to the curve of the trial."""
+        at_s = now if report.time_s is None else report.time_s
+        if report.step is None or (attempt.read_s is None and not self._is_missing(attempt, report)):
+            return
+        if attempt.read_s is not None:  # a program's clock may be wrong
+            at_s = max(attempt.read_s, min(now, at_s))
+        attempt.curve.add(report.step, at_s - attempt.curve_from_s, attempt.value)
+
+    def _is_missing(self, attempt: Attempt, report: Report) -> bool:
+        """Return whether a report of an earlier attempt is not in the curve.
+
+        It is one of an attempt whose end is not recorded, since its pool was killed.
+        """
+        began = self._trials.state.trials[attempt.trial.number].unended_s[:-1]
+        before = [began_s for began_s in began if report.time_s is not None and began_s <= report.time_s]
+        if not before or report.step is None or not attempt.curve.is_ahead(report.step):
+            return False
+        if attempt.curve_from_s + attempt.curve.seconds < before[-1]:  # the first one of its attempt
+            attempt.curve_from_s = before[-1] - attempt.curve.seconds
+        return True
 
     def _take_fused(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Handle a message of a fused process about a trial."""

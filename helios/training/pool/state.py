@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,11 @@ from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
 
-VERSION = 1
+VERSION = 2
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -57,6 +57,10 @@ class TrialRecord:
         Why it failed or is to be started again.
     owner : str
         The pool that runs it, or is to. Empty for the only one of the folder.
+    curve : tuple of CurvePoint
+        Of a trial that has not ended, its metric by step until its last end that is recorded.
+    unended_s : list of float
+        When the attempts since then began, s since the epoch.
     """
 
     number: int
@@ -69,11 +73,13 @@ class TrialRecord:
     last_seconds: float | None = None
     peak_memory_mib: float | None = None
     out_of_memory_mib: float | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
     owner: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    unended_s: list[float] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -90,7 +96,7 @@ class TrialRecord:
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
-            "device": self.device,
+            "devices": list(self.devices),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -150,13 +156,22 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "family": run.family,
         "device_kind": run.device_kind,
         "device_model": run.device_model,
+        "placement": run.placement,
         **rounded,
+        "metric": run.metric,
+        "direction": run.direction,
+        "curve": run.curve,
         "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
     }
 
 
+def _curve(run: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
+    """Return the curve among the stored details of an attempt."""
+    return tuple(CurvePoint._make(point) for point in run.get("curve", ()))
+
+
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
-    values = dict(entry["run"])
+    values = {**entry["run"], "curve": _curve(entry["run"])}
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
@@ -173,6 +188,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
+        placement=tuple(values.pop("placement")),
         **values,
     )
 
@@ -359,7 +375,8 @@ class StateFile:
             return
         if what == "started":
             trial.attempts += 1
-            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
+            trial.unended_s.append(float(entry["at_s"]))
             return
         trial.seconds += entry["seconds"]
         trial.last_seconds = entry["seconds"]
@@ -367,6 +384,8 @@ class StateFile:
         trial.peak_memory_mib = max(peaks, default=None)
         trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
         trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        trial.unended_s.clear()
         trial.failures += what == "failed"
         if what == "out_of_memory":
             trial.memory_kills += 1
@@ -377,14 +396,14 @@ class StateFile:
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+    def record_started(self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
         self.append(
             {
                 "what": "started",
                 "trial": number,
                 "at_s": round(time.time(), 3),
-                "device": device,
+                "devices": list(devices),
                 "memory_limit_mib": memory_limit_mib,
             },
             lasting=False,
@@ -411,8 +430,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

@@ -13,7 +13,7 @@ from typing import Any
 
 from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import Forecast, Trial, TrialForecast, TrialState
+from helios.training.model import Forecast, Trial, TrialForecast, TrialState, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.fusing import Fusion
@@ -167,7 +167,8 @@ class SweepTrials:
         """Record a trial's end with the search, if it can be written."""
         try:
             with self.state.exclusive():
-                self._search.tell(record.number, record.state, record.value)
+                values = [record.metrics.get(name) for name in self.sweep.objectives]
+                self._search.tell(record.number, record.state, *values)
         except FileUnwritable as reason:
             self.pause_starts(reason.message)
             return False
@@ -202,6 +203,8 @@ class SweepTrials:
             forecast=TrialForecast(memory_p95_mib=self.sweep.memory_mib),
             fusible=fusible,
             most_fused=most_fused,
+            curve=record.curve,
+            weight=self.sweep.weight,
         )
 
     def expect(self) -> None:
@@ -240,8 +243,9 @@ class SweepTrials:
             program=program(self.sweep),
             family=trial.family,
             parameters=trial.parameters,
-            device_kind=attempt.device.kind,
-            device_model=attempt.device.model,
+            device_kind=attempt.devices[0].kind,
+            device_model=attempt.devices[0].model,
+            placement=placement(trial.devices),
             outcome=what,
             started_s=attempt.began_s,
             seconds=seconds,
@@ -254,6 +258,9 @@ class SweepTrials:
                 for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
+            metric=self.sweep.metric,
+            direction=("maximize" if self.sweep.maximize else "minimize") if self.sweep.metric else "",
+            curve=attempt.curve.points,
             **used,
         )
 
@@ -310,8 +317,11 @@ class SweepTrials:
         self.unreported.append(record)
         self._take_duration(ended.seconds)
         self.just_ended.append(
-            replace(attempt.trial, state=record.state, peak_memory_mib=record.peak_memory_mib, memory_mib=None)
+            replace(
+                attempt.trial, state=record.state, devices=(), peak_memory_mib=record.peak_memory_mib, memory_mib=None
+            )
         )
-        if record.state is TrialState.FINISHED and self.sweep.metric and record.value is None:
-            self._notes.note(f"Trial {number} finished without reporting {self.sweep.metric!r}", key="no metric")
+        missing = [name for name in self.sweep.objectives if name not in record.metrics]
+        if record.state is TrialState.FINISHED and missing:
+            self._notes.note(f"Trial {number} finished without reporting {missing[0]!r}", key="no metric")
         return record

@@ -19,13 +19,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import (
+    ONE_DEVICE,
     Device,
     PauseTrial,
     PoolAction,
@@ -58,6 +59,8 @@ LATE, IN_TIME = 0.5, 0.9
 """A group in which a trial would need more than this share of the planned time loses worth, half of the excess."""
 FEW_RESTARTS = 10.0
 """Restarts in the planned time below which no trial is paused for one that would end last."""
+LEAST_SHARE = 0.05
+"""Mean speed beside another, as a share of that alone, below which no lost speed is inferred from another's."""
 EPSILON = 1e-9
 """Share of the work, and of a second, that counts as zero."""
 
@@ -83,6 +86,8 @@ class PackingOptions:
         Cost of pausing a trial and starting it again, s.
     worth : float
         Least gain, as a share of a device's worth, for which a device changes its group.
+    for_ : str
+        What it aims at: an early end of the sweep (``makespan``), or a short mean time to a result (``results``).
     """
 
     every_s: int = 30
@@ -91,6 +96,7 @@ class PackingOptions:
     optimism: float = 1.0
     restart_s: float = 40.0
     worth: float = 0.04
+    for_: Literal["makespan", "results"] = "makespan"
 
     def __post_init__(self) -> None:
         for valid, message in (
@@ -121,7 +127,8 @@ class Packing:
 
     def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
         """Return which trials to start where, and which to pause."""
-        actions, remaining = fuse_where_faster(snapshot)
+        speeds = tuple(speed for speed in snapshot.speeds if speed.placement == ONE_DEVICE)
+        actions, remaining = fuse_where_faster(replace(snapshot, speeds=speeds))
         decision = _Decision(remaining, self.options)
         return [*actions, *(decision.decide() if decision.waiting or decision.running else [])]
 
@@ -244,8 +251,8 @@ class _Decision:
         self.most_needed_mib = max((need or 0.0 for need in self._needed_mib.values()), default=0.0)
         self.trials_on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
-            if trial.device in self.trials_on:
-                self.trials_on[trial.device].append(trial)
+            for name in self.trials_on.keys() & {*trial.devices}:
+                self.trials_on[name].append(trial)
         self.queue: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.waiting:
             self.queue[self.class_of(trial)].append(trial)
@@ -331,6 +338,11 @@ class _Decision:
                     self.split_group(device)
         return self.actions
 
+    @property
+    def sees_end(self) -> bool:
+        """Whether the end of the sweep is aimed at and can be expected."""
+        return self.options.for_ == "makespan" and self.mean_length_s > 0 and self.planned_s > 0
+
     # Starts.
 
     def fill_cores(self, device: Device) -> None:
@@ -403,7 +415,7 @@ class _Decision:
         self, trials: Sequence[Trial], classes: NDArray[np.intp], larger: NDArray[np.intp]
     ) -> NDArray[np.float64]:
         """Return the lateness of trials with the next one of each class."""
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return np.zeros(len(classes))
         counts, rates = Counter(map(self.class_of, trials)), np.maximum(1e-6, self.speeds.rates[larger])
         joining = np.array([counts[int(cls)] + 1 for cls in classes])
@@ -459,7 +471,7 @@ class _Decision:
     def _start(self, trial: Trial, device: Device, need_mib: float | None, reason: str) -> None:
         limit_mib = None if need_mib is None or need_mib >= device.memory_mib else need_mib
         self.actions.append(
-            StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit_mib, reason=reason)
+            StartTrial(number=trial.number, devices=(device.name,), memory_limit_mib=limit_mib, reason=reason)
         )
         cls = self.class_of(trial)
         self.queue[cls].remove(trial)
@@ -534,7 +546,7 @@ class _Decision:
         """
         waiting_s = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
         alone = [trials[0] for device in self.devices if len(trials := self.trials_on[device.name]) == 1]
-        if not self.mean_length_s or not 0 < len(waiting_s) <= len(self.devices) or len(alone) < len(self.devices):
+        if not self.sees_end or not 0 < len(waiting_s) <= len(self.devices) or len(alone) < len(self.devices):
             return
         left_s = [self.left_s(trial) for trial in alone]
         restart_s = self.options.restart_s
@@ -654,7 +666,7 @@ class _Decision:
 
     def is_urgent(self, trial: Trial) -> bool:
         """Return whether a trial would end last if it did not run now."""
-        return bool(self.mean_length_s) and self.left_s(trial) > LONG * self.planned_s
+        return self.sees_end and self.left_s(trial) > LONG * self.planned_s
 
     def turn(self, trial: Trial) -> tuple[float, float, int]:
         """Return the order of a class's trials, urgent ones and then short ones first."""
@@ -672,19 +684,19 @@ class _Decision:
 
         One that starts too late ends last and alone.
         """
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return 0.0
         return min(1.0, max(0.0, (self.left_s(trial) / self.planned_s - URGENT_FROM) / (1 - URGENT_FROM)))
 
     def lateness(self, trials: Sequence[Trial], group: int) -> float:
         """Return the worth that a group loses if a trial in it would end last."""
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return 0.0
         return LATE * min(1.0, max(0.0, max(self.lasts_each_s(trials, group)) / self.planned_s - IN_TIME))
 
     def late_trials(self) -> list[Trial]:
         """Return the waiting trials that would end last, the longest first."""
-        if not self.mean_length_s or self.planned_s < FEW_RESTARTS * self.options.restart_s:
+        if not self.sees_end or self.planned_s < FEW_RESTARTS * self.options.restart_s:
             return []
         late = [t for queue in self.queue.values() for t in queue if self.left_s(t) > IN_TIME * self.planned_s]
         return sorted(late, key=lambda t: (-self.left_s(t), t.number))
@@ -774,7 +786,7 @@ def _shares(measured: Iterable[SharedSpeed]) -> list[float]:
 
 
 def _usual_share(shares: Sequence[float]) -> float:
-    return sum(shares) / len(shares) if shares else PRIOR_SPEED
+    return max(LEAST_SHARE, sum(shares) / len(shares)) if shares else PRIOR_SPEED
 
 
 def _names(trials: Iterable[Trial]) -> str:

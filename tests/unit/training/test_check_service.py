@@ -42,7 +42,7 @@ def service(answer: Answer) -> type:
 
 
 def start(trial: Trial, device: str = "gpu:0", mib: float | None = None, reason: str = "test") -> StartTrial:
-    return StartTrial(number=trial.number, device=device, memory_limit_mib=mib, reason=reason)
+    return StartTrial(number=trial.number, devices=(device,), memory_limit_mib=mib, reason=reason)
 
 
 def of(pool: PoolSnapshot, state: TrialState) -> list[Trial]:

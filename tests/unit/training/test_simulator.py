@@ -84,7 +84,7 @@ def test_a_paused_trial_keeps_its_progress() -> None:
         if snapshot.now_s == 40.0 and first in running:
             return [PauseTrial(number=0, reason="test")]
         if waiting and not running:
-            return [StartTrial(number=waiting[-1].number, device="gpu:0", memory_limit_mib=None, reason="test")]
+            return [StartTrial(number=waiting[-1].number, devices=("gpu:0",), memory_limit_mib=None, reason="test")]
         return []
 
     found = SimulatedPool(trials, [GPU], profiles([[0.9]]), costs=FREE).run(decide)

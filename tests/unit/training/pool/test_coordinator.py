@@ -130,7 +130,7 @@ def test_each_trial_of_a_grid_has_metrics_memory_and_device(tmp_path: Path) -> N
     assert end == PoolEnd()
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 3
     assert [trial.metrics for trial in trials.values()] == [{"loss": 0.5}, {"loss": 0.25}, {"loss": 1.0}]
-    assert [(trial.attempts, trial.device) for trial in trials.values()] == [(1, "cpu:0")] * 3
+    assert [(trial.attempts, trial.devices) for trial in trials.values()] == [(1, ("cpu:0",))] * 3
     assert all(trial.peak_memory_mib > 1 and trial.seconds > 0 for trial in trials.values())
 
 
