@@ -804,7 +804,7 @@ def _usual_share(shares: Sequence[float]) -> float:
 
 
 def _names(trials: Iterable[Trial]) -> str:
-    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+    return " and ".join(sorted(trial.family or f"trial {trial.label}" for trial in trials))
 
 
 def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:
