@@ -175,6 +175,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    owner : str
+        Whose trials they are. Empty for the account that runs them.
     weight : float
         Importance of its trials, for services that weigh trials.
     cwd : Path
@@ -215,6 +217,7 @@ class TrainingSweep:
     conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     weight: float = 1.0
+    owner: str = ""
 
     @property
     def objectives(self) -> dict[str, bool]:

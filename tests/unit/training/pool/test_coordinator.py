@@ -19,6 +19,7 @@ from helios.errors import FileUnreadable, UsageError
 from helios.training.forecast import TrialModel
 from helios.training.model import (
     Device,
+    Forecast,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -35,6 +36,7 @@ from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
 from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.trials import PoolSweep
 from helios.training.services.packing import Packing
 from tests.waiting import until
 
@@ -82,6 +84,8 @@ def run(
     devices: Sequence[Device] = (CPU,),
     decide: Decide = fixed_slots,
     watched: Watched | None = None,
+    forecast: Forecast | None = None,
+    known_speeds: Sequence[SharedSpeed] = (),
     **more: Any,
 ) -> tuple[PoolEnd, dict[int, TrialRecord]]:
     folder = sweep.cwd / "pool"
@@ -90,12 +94,18 @@ def run(
         search = open_search(sweep, folder / "search")
         try:
             pool = Coordinator(
-                sweep=sweep,
-                search=search,
-                state=state,
+                sweeps=[
+                    PoolSweep(
+                        sweep=sweep,
+                        search=search,
+                        state=state,
+                        folder=folder,
+                        forecast=forecast,
+                        known_speeds=known_speeds,
+                    )
+                ],
                 devices=devices,
                 decide=decide,
-                folder=folder,
                 watcher=watcher,
                 **more,
             )
