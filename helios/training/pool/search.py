@@ -10,9 +10,10 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,11 +88,15 @@ class Search(Protocol):
         """Let another process open the folder."""
 
 
-def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
+def open_search(
+    sweep: TrainingSweep, folder: Path, made: Sequence[Mapping[str, Value]] = (), *, others: int | None = None
+) -> Search:
     """Open or resume the search of a sweep in a folder.
 
     Parameters
     ----------
+    made : sequence of mapping
+        Parameters of the trials that the pool has recorded, by number.
     others : int, optional
         How many processes have had it open before, where several may have it at the same time; they must then take
         turns. None where only this one may.
@@ -111,8 +116,8 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
                 raise UsageError(f"Another process works in {folder}.", hint="Wait for it, or choose another folder.")
             _check_same(sweep, folder / "sweep.fingerprint")
             if sweep.search:
-                return OptunaSearch(sweep, folder, lock, others=others or 0)
-            return ListSearch(sweep, folder, lock)
+                return OptunaSearch(sweep, folder, lock, made, others=others or 0)
+            return ListSearch(sweep, folder, lock, made)
         except BaseException:
             os.close(lock)
             raise
@@ -141,11 +146,38 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         ) from reason
 
 
+class _Combinations:
+    """Trials of a grid or list by their numbers.
+
+    Those that were made keep their numbers, also where the grid has grown. The others follow in order.
+    """
+
+    def __init__(self, sweep: TrainingSweep, made: Sequence[Mapping[str, Value]]) -> None:
+        self._known = list(made)
+        # A list may repeat a trial, and begins with those that were made.
+        skipped = set() if sweep.listed else {_key(parameters) for parameters in made}
+        others = islice(sweep.grid(), len(made) if sweep.listed else 0, None)
+        self._others = (parameters for parameters in others if _key(parameters) not in skipped)
+
+    def get(self, number: int) -> Mapping[str, Value] | None:
+        """Return the parameters of a trial, None where there are no more."""
+        while len(self._known) <= number:
+            if (parameters := next(self._others, None)) is None:
+                return None
+            self._known.append(parameters)
+        return self._known[number]
+
+
+def _key(parameters: Mapping[str, Value]) -> str:
+    return json.dumps(sorted(parameters.items()))
+
+
 class ListSearch:
     """Every combination of a grid, or every listed trial, in order."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
-        self._sweep, self._folder, self._lock = sweep, folder, lock
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, made: Sequence[Mapping[str, Value]]) -> None:
+        self._folder, self._lock = folder, lock
+        self._combinations = _Combinations(sweep, made)
         self._record = LinesFile(open_private(folder / "told.jsonl"))
         self._ended: set[int] = set()
         for line in self._record.read():
@@ -162,10 +194,10 @@ class ListSearch:
         """Return the next trial, or None when all were asked for."""
         while self._next in self._ended:
             self._next += 1
-        if self._next >= self._sweep.trials:
+        if (parameters := self._combinations.get(self._next)) is None:
             return None
         self._next += 1
-        return NextTrial(number=self._next - 1, parameters=self._sweep.combination(self._next - 1))
+        return NextTrial(number=self._next - 1, parameters=parameters)
 
     def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record how a trial ended."""
@@ -269,7 +301,15 @@ class _Journal:
 class OptunaSearch:
     """A search with a sampler or pruner of Optuna."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
+    def __init__(
+        self,
+        sweep: TrainingSweep,
+        folder: Path,
+        lock: int,
+        made: Sequence[Mapping[str, Value]],
+        *,
+        others: int = 0,
+    ) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
@@ -293,6 +333,7 @@ class OptunaSearch:
             raise FileUnreadable(
                 f"{folder / JOURNAL} cannot be read: {reason}.", hint="Choose another folder, or remove this one."
             ) from reason
+        self._combinations = _Combinations(sweep, made)
         self._asked = 0
         self._again: list[int] = []
         self._trials: dict[int, Any] = {}
@@ -322,15 +363,20 @@ class OptunaSearch:
         if self._method.sampler:
             self._study.ask()
             return
-        parameters = self._sweep.combination(self._asked)
+        parameters = self._combinations.get(self._asked) or {}
         create, running = self._optuna.trial.create_trial, self._optuna.trial.TrialState.RUNNING
-        self._study.add_trial(create(state=running, params=parameters, distributions=self._spaces))
+        spaces = {name: self._spaces[name] for name in parameters}
+        self._study.add_trial(create(state=running, params=dict(parameters), distributions=spaces))
 
     def _parameters(self, number: int) -> dict[str, Value]:
         if not self._method.sampler:
-            return self._sweep.combination(number)
+            return dict(self._combinations.get(number) or {})
         trial = self._trial(number)
-        return {name: self._suggest(trial, name) for name in self._spaces}
+        chosen: dict[str, Value] = {}
+        for name in self._spaces:
+            if self._sweep.has(name, chosen):
+                chosen[name] = self._suggest(trial, name)
+        return chosen
 
     def _suggest(self, trial: Any, name: str) -> Value:
         """Draw a value, or return the recorded one."""
@@ -398,8 +444,8 @@ def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
     if not sweep.listed:
         return dict(sweep.parameters)
     spaces: dict[str, tuple[Value, ...] | ValueRange] = {}
-    for name in sweep.listed[0]:
-        values = [trial[name] for trial in sweep.listed]
+    for name in dict.fromkeys(name for trial in sweep.listed for name in trial):
+        values = [trial[name] for trial in sweep.listed if name in trial]
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) < len(values):
             spaces[name] = tuple(dict.fromkeys(values))

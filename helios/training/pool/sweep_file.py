@@ -42,6 +42,7 @@ from helios.training.pool.sweep import (
     fill_word,
     find_placeholders,
     format_value,
+    is_within,
     list_values,
 )
 
@@ -132,7 +133,16 @@ class _SweepTable(_Table):
     service: dict[str, Any] | None = Field(default=None, description="Service that decides what starts where")
 
 
-class _RangeTable(_Table):
+class _ParameterTable(_Table):
+    when: dict[str, Any] = Field(default={}, description="Values of other parameters with which it is there")
+    default: str | int | float | bool | None = Field(default=None, description="What trials had before it was added")
+
+
+class _ValuesTable(_ParameterTable):
+    values: list[Any] = Field(description="The values")
+
+
+class _RangeTable(_ParameterTable):
     low: int | float = Field(description="Smallest value")
     high: int | float = Field(description="Largest value")
     log: bool = Field(default=False, description="Spread evenly over orders of magnitude")
@@ -249,7 +259,15 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         raise _Refused(f"the folder {cwd} does not exist", "cwd", hint="Make it, or name another one.")
     fused = _fused(table, cwd)
     command = _command(table, cwd) if fused is None else ("python", "-m", FUSED_TASK, fused.program)
-    parameters = {name: _space(name, each) for name, each in table.parameters.items()}
+    spaces = {name: _space(name, each) for name, each in table.parameters.items()}
+    conditions = {name: _conditions(name, table.parameters[name], spaces) for name in spaces}
+    conditions = {name: when for name, when in conditions.items() if when}
+    parameters = {name: spaces[name] for name in _order(spaces, conditions)}
+    defaults = {
+        name: _default(name, each, spaces[name])
+        for name, each in table.parameters.items()
+        if isinstance(each, dict) and "default" in each
+    }
     listed: tuple[dict[str, Value], ...] = ()
     if table.trials_file is not None:
         if parameters:
@@ -261,6 +279,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     names = set(parameters) | {name for trial in listed for name in trial}
     if fused is None:
         _check_names(command, names, table)
+        _check_optional(command, {*conditions} | {name for name in names for trial in listed if name not in trial})
     else:
         for needed, hint in (
             (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
@@ -275,7 +294,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     for name in table.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in table.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
-    count = len(listed) if listed else count_combinations(parameters)
+    count = len(listed) if listed else count_combinations(parameters, conditions)
     objectives = _objectives(table.search)
     metric = next(iter(objectives), "")
     return TrainingSweep(
@@ -297,6 +316,8 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         fused=fused,
         more_metrics=objectives,
         service=_service(table.service),
+        conditions=conditions,
+        defaults=defaults,
     )
 
 
@@ -474,6 +495,18 @@ def _check_names(command: tuple[str, ...], known: set[str], table: _SweepTable) 
         raise _Refused(f"the command does not use the parameter {name!r}", *key, hint=hint)
 
 
+def _check_optional(command: tuple[str, ...], optional: set[str]) -> None:
+    """Refuse words that cannot be left out where a trial lacks a parameter."""
+    for place, word in enumerate(command):
+        names = {*find_placeholders(word)}
+        for name in sorted(names & optional):
+            alone, before = word == f"{{{name}}}", command[place - 1]
+            is_flag = before.startswith("-") and "=" not in before and not [*find_placeholders(before)]
+            if len(names) > 1 or not (is_flag if alone else re.match(r"-|[^{]*=", word)):
+                hint = f"Write --{name}={{{name}}} or --{name} {{{name}}}, or have the program read HELIOS_PARAMETERS."
+                raise _Refused(f"not all trials have {name}, and {word!r} cannot be left out", "command", hint=hint)
+
+
 def _value_fault(value: Any) -> str:
     """Return why something cannot be a value, or nothing."""
     if not isinstance(value, Value):
@@ -498,8 +531,10 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
     at = ("parameters", name)
     if fault := _name_fault(name):
         raise _Refused(fault, *at, hint="Use letters, digits, '_', '.' and '-', and a letter first.")
-    if isinstance(given, dict):
+    if isinstance(given, dict) and "values" not in given:
         return _range(name, given)
+    if isinstance(given, dict):
+        given = _validate(_ValuesTable, given, *at).values
     values = given if isinstance(given, list) else [given]
     if not values:
         raise _Refused(f"{name} has no values, so there are no trials", *at, hint="Name one or leave it out.")
@@ -510,6 +545,46 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
         twice = next(value for place, value in enumerate(values) if value in values[:place])
         raise _Refused(f"{name} has the value {format_value(twice)} twice", *at)
     return tuple(values)
+
+
+def _conditions(name: str, given: Any, spaces: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
+    """Return the values of other parameters with which a parameter is there."""
+    at = ("parameters", name, "when")
+    conditions = {}
+    for other, wanted in (given.get("when", {}) if isinstance(given, dict) else {}).items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if other not in spaces or other == name:
+            near = get_close_matches(other, spaces.keys() - {name}, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "Name another parameter."
+            raise _Refused(f"{name} depends on {other!r}, which is no other parameter", *at, hint=hint)
+        if list_values(spaces[other]) is None:
+            hint = f"Give {other} a list of values or a step."
+            raise _Refused(f"{name} depends on {other}, which is continuous", *at, hint=hint)
+        odd = next((value for value in values if not is_within(spaces[other], value)), None)
+        if odd is not None or not values:
+            raise _Refused(f"{name} depends on a value that {other} never has: {odd}", *at)
+        conditions[other] = tuple(values)
+    return conditions
+
+
+def _order(spaces: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the names of parameters, those that others depend on first."""
+    ordered: list[str] = []
+    while left := [name for name in spaces if name not in ordered]:
+        free = next((name for name in left if not conditions.get(name, {}).keys() & {*left}), None)
+        if free is None:
+            raise _Refused(f"{' and '.join(left)} depend on each other", "parameters", left[0], "when")
+        ordered.append(free)
+    return ordered
+
+
+def _default(name: str, given: Mapping[str, Any], space: tuple[Value, ...] | ValueRange) -> Value:
+    """Return the value that trials had before a parameter was added."""
+    value: Value = given["default"]
+    if not is_within(space, value):
+        hint = "It becomes the value of earlier trials, so it must be one that trials may have."
+        raise _Refused(f"the default of {name} is not among its values", "parameters", name, "default", hint=hint)
+    return value
 
 
 def _range(name: str, given: dict[str, Any]) -> ValueRange:
@@ -647,14 +722,17 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
     text = _read_text(path, LARGEST_TRIALS_FILE)
     read = _csv_rows if path.suffix == ".csv" else _json_rows
     trials: list[dict[str, Value]] = []
+    names: set[str] = set()
     line = 1
     try:
-        for line, trial in read(text):
-            if not isinstance(trial, dict):
+        for line, row in read(text):
+            if not isinstance(row, dict):
                 raise refuse(line, 'it is no JSON object such as {"lr": 0.1, "width": 64}')
-            if trials and set(trial) != set(trials[0]):
-                odd = min(set(trial) ^ set(trials[0]))
+            if trials and set(row) != names:
+                odd = min(set(row) ^ names)
                 raise refuse(line, f"{odd!r} is missing here or in the first trial")
+            names = {*row}
+            trial = {name: value for name, value in row.items() if value is not None}
             for name, value in trial.items():
                 if fault := _name_fault(name):
                     raise refuse(line, fault)
@@ -665,7 +743,7 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
             trials.append(trial)
     except (ValueError, csv.Error) as reason:
         raise refuse(line + 1, str(reason)) from reason
-    if not trials or not trials[0]:
+    if not trials or not names:
         raise refuse(1, "there are no trials")
     return tuple(trials)
 

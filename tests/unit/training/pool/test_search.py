@@ -21,7 +21,7 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.training.model import TrialState
 from helios.training.pool.search import JOURNAL, LOCKED, STUDY, OptunaSearch, open_search
 from helios.training.pool.sweep_file import read_training_sweep
-from tests.unit.training.pool.sweeps import GRID, SEARCH, Reader, ask_all
+from tests.unit.training.pool.sweeps import CONDITIONAL, GRID, SEARCH, Reader, ask_all
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
@@ -94,6 +94,19 @@ def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_pat
     assert all(1e-4 <= parameters["lr"] <= 1e-1 for parameters in drawn)  # type: ignore[operator]  # a number
     assert {parameters["width"] for parameters in drawn} <= {32, 64, 128}
     assert len({parameters["lr"] for parameters in drawn}) == 12
+
+
+@pytest.mark.parametrize("sampler", ["TPE", '{ name = "TPE", multivariate = true, group = true }', "random", "QMC"])
+def test_a_search_draws_a_parameter_only_where_its_condition_holds(sweep: Reader, tmp_path: Path, sampler: str) -> None:
+    sampler = sampler if sampler.startswith("{") else f'"{sampler}"'
+    search = open_search(sweep(CONDITIONAL + f"sampler = {sampler}\n"), tmp_path / "pool")
+    asked = []
+    for trial in iter(search.ask, None):
+        asked.append(trial.parameters)
+        search.tell(trial.number, TrialState.FINISHED, 0.5)
+    assert {each["optimizer"] for each in asked} == {"adam", "sgd"}
+    assert all(("momentum" in each) == (each["optimizer"] == "sgd") for each in asked)
+    assert [trial.params for trial in studied(tmp_path / "pool")] == asked
 
 
 def test_same_seed_draws_the_same(sweep: Reader, tmp_path: Path) -> None:

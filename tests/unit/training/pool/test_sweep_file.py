@@ -19,7 +19,7 @@ from helios.training.pool import sweep_file
 from helios.training.pool.search import open_search
 from helios.training.pool.sweep_file import line_number, read_training_sweep
 from tests.examples import examples
-from tests.unit.training.pool.sweeps import COMMAND, GRID, SEARCH, Reader, ask_all
+from tests.unit.training.pool.sweeps import COMMAND, CONDITIONAL, GRID, SEARCH, Reader, ask_all
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
 SEVERAL = '[search]\nmetric = ["a", "b"]\ndirection = ["maximize", "minimize"]\n'
@@ -30,6 +30,15 @@ TOML_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=6,
 )
+
+
+def test_null_in_a_file_of_trials_is_a_parameter_less(sweep: Reader, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"lr": 0.1, "m": 0.9}\n{"lr": 0.2, "m": null}\n')
+    read = sweep('command = "python train.py --lr {lr} --m {m}"\ntrials_file = "t.jsonl"\n')
+    assert [read.fill(trial, trial=0, checkpoints=tmp_path)[2:] for trial in read.grid()] == [
+        ["--lr", "0.1", "--m", "0.9"],
+        ["--lr", "0.2"],
+    ]
 
 
 def test_other_keys_are_read(sweep: Reader, tmp_path: Path) -> None:
@@ -133,6 +142,15 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ),
         (COMMAND + "[parameters]\nwidth = [1]\nlr = { low = 0.0, high = 1.0, step = 1e-9 }\n", 2, "above the 100,000"),
         (COMMAND + '[parameters]\n"l r" = [1]\n', 3, "no name of a parameter"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', '{ optimiser = "sgd" }'), 4, "Did you mean 'optimizer'?"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', '{ optimizer = "SGD" }'), 4, "a value that optimizer never has"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', "{ lr = 0.1 }"), 4, "lr, which is continuous"),
+        (CONDITIONAL.replace('["adam", "sgd"]', '{ values = ["adam", "sgd"], when = { momentum = 0.9 } }'), 3, "each"),
+        (CONDITIONAL.replace("values = [0.9, 0.99]", "valuse = [0.9]"), 4, "'valuse' is unknown"),
+        (CONDITIONAL.replace("--momentum ", ""), 1, "'{momentum}' cannot be left out"),
+        (CONDITIONAL.replace("--momentum {momentum}", "--m={momentum}-{lr}"), 1, "cannot be left out"),
+        (CONDITIONAL.replace("--momentum {momentum}", "m-{momentum}"), 1, "cannot be left out"),
+        (CONDITIONAL.replace("when =", "default = 0.5, when ="), 4, "default of momentum is not among its values"),
         (COMMAND + "[parameters]\ntrial = [1]\n", 3, "every trial has already"),
         ('cwd = "nowhere"\n' + GRID, 1, "does not exist"),
         ('memory = "much"\n' + GRID, 1, "amount of memory"),
