@@ -61,7 +61,8 @@ class TrialRun:
         ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
         ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float
-        When it began, s since the epoch, and how long it took, s.
+        When it began, s since the epoch, and how long it took, s, without the time in which it was held back for others
+        that had a share of its device.
     start_up_s : float, optional
         Until its first report, s.
     progress : float, optional

@@ -63,6 +63,9 @@ class Device:
         Memory that trials may share, MiB.
     slots : int
         Most trials at the same time.
+    places : int
+        How many trials run at the same time where they have shares of its time. On a CPU it is the cores, by those of a
+        trial.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Device:
     memory_mib: float
     model: str = ""
     slots: int = 8
+    places: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,7 @@ class Trial:
     progress : float, optional
         Reported share that is done, 0 to 1.
     steps_per_s : float, optional
-        Reported speed of the last minute.
+        Reported speed of the last minute. Of a trial with a share it is that of the time in which it ran.
     forecast : TrialForecast
     fusible : str
         Trials with the same text may be trained as one stack in one process. Empty where this one has its own process.

@@ -89,6 +89,29 @@ def test_of_several_metrics_the_front_is_named(helios: Helios, sweep: Path) -> N
     assert "no other trial beats" in sweep.with_name("page.html").read_text()
 
 
+def test_a_trial_without_a_parameter_has_neither_its_word_nor_its_value(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(
+        "import json, os, sys\n"
+        "with open(os.environ['HELIOS_REPORT'], 'a') as file:\n"
+        "    file.write(json.dumps({'loss': len(sys.argv) + float(sys.argv[-1] == '.8')}) + '\\n')\n"
+        "print(sys.argv[1:], os.environ['HELIOS_PARAMETERS'])"
+    )
+    sweep.write_text(
+        f'command = "{sys.executable} train.py --with {{with}} --momentum {{momentum}}"\n[parameters]\n'
+        'with = ["adam", "sgd"]\nmomentum = { values = [0.8, 0.9], when = { with = "sgd" } }\n'
+        '[search]\nmetric = "loss"\ndirection = "minimize"\n'
+    )
+    found = result(helios("pool", "run", sweep, "--json", "--report", "page.html"))
+    logs = [path.read_text() for path in sorted(sweep.with_suffix(".pool").glob("trials/*/log.txt"))]
+    assert logs == [
+        "['--with', 'adam'] {\"with\": \"adam\"}\n",
+        "['--with', 'sgd', '--momentum', '0.8'] {\"with\": \"sgd\", \"momentum\": 0.8}\n",
+        "['--with', 'sgd', '--momentum', '0.9'] {\"with\": \"sgd\", \"momentum\": 0.9}\n",
+    ]
+    assert found["best"]["parameters"] == {"with": "adam"}
+    assert "<svg" in sweep.with_name("page.html").read_text()
+
+
 PRUNED = """
 import json, os, pathlib, sys, time
 x = float(sys.argv[1])
@@ -122,29 +145,6 @@ def test_a_pruned_trial_is_shown_with_its_value_and_is_not_the_best(helios: Heli
     page = sweep.with_name("page.html").read_text()
     assert "2 finished, 1 pruned; the best is trial 1 with 0.8" in page
     assert re.search(r"<td[^>]*>pruned</td><td>0\.9</td>", page)
-
-
-def test_a_trial_without_a_parameter_has_neither_its_word_nor_its_value(helios: Helios, sweep: Path) -> None:
-    (sweep.parent / "train.py").write_text(
-        "import json, os, sys\n"
-        "with open(os.environ['HELIOS_REPORT'], 'a') as file:\n"
-        "    file.write(json.dumps({'loss': len(sys.argv) + float(sys.argv[-1] == '.8')}) + '\\n')\n"
-        "print(sys.argv[1:], os.environ['HELIOS_PARAMETERS'])"
-    )
-    sweep.write_text(
-        f'command = "{sys.executable} train.py --with {{with}} --momentum {{momentum}}"\n[parameters]\n'
-        'with = ["adam", "sgd"]\nmomentum = { values = [0.8, 0.9], when = { with = "sgd" } }\n'
-        '[search]\nmetric = "loss"\ndirection = "minimize"\n'
-    )
-    found = result(helios("pool", "run", sweep, "--json", "--report", "page.html"))
-    logs = [path.read_text() for path in sorted(sweep.with_suffix(".pool").glob("trials/*/log.txt"))]
-    assert logs == [
-        "['--with', 'adam'] {\"with\": \"adam\"}\n",
-        "['--with', 'sgd', '--momentum', '0.8'] {\"with\": \"sgd\", \"momentum\": 0.8}\n",
-        "['--with', 'sgd', '--momentum', '0.9'] {\"with\": \"sgd\", \"momentum\": 0.9}\n",
-    ]
-    assert found["best"]["parameters"] == {"with": "adam"}
-    assert "<svg" in sweep.with_name("page.html").read_text()
 
 
 def test_the_same_command_runs_no_trial_twice(helios: Helios, sweep: Path) -> None:

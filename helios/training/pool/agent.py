@@ -5,7 +5,7 @@ is small, so that a fork is cheap. If the coordinator is killed, the end of stan
 a trial become children of the agent (``PR_SET_CHILD_SUBREAPER``), which ends them too. If the agent itself is killed,
 the kernel ends the processes that it started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` ends the rest.
 
-It imports nothing of Helios.
+It imports nothing of Helios but two small modules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import selectors
@@ -28,6 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from helios.training.pool.slices import GPU_SLICE_S, SLICE_S, TimeSlices
+from helios.training.pool.warm import find_tree, hold, read_state, release
 
 POOL = "HELIOS_POOL"
 """Environment variable that identifies the processes of a pool."""
@@ -52,6 +56,8 @@ is above 1.
 _PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib|node)\}")
 _WATCH_PAUSE = 100
 """Watching pauses this many times as long as it takes, so that it costs 1% of a core."""
+_WEIGHTS = {"cpu.weight": (100, 1, 10_000), "cpu.shares": (1_024, 2, 262_144)}
+"""Usual, smallest and largest CPU weight of a control group of version 2 and 1, by the file that holds it."""
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_TIMEOUT_S = 10.0
 """Longest time for the control process of MPS to answer, and to end."""
@@ -199,6 +205,9 @@ class Agent:
         self._pool, self._send_event = pool, send_event
         self._running: dict[int, _RunningTrial] = {}  # by number
         self._groups = control_groups(f"helios-{pool}-")
+        self._cpu_groups: tuple[Path, str] | None = None
+        self._looked_for_cpu_groups = False
+        self._shared: dict[str, _SharedDevice] = {}  # by device
         self._segments: dict[int, _Segment] = {}  # by process id
         self._segments_made = 0
         self._warm: subprocess.Popen[bytes] | None = None
@@ -211,9 +220,11 @@ class Agent:
         self._watch_at_s = 0.0
 
     def handle(self, order: dict[str, Any]) -> None:
-        """Start or end a trial, as the coordinator orders."""
+        """Start or end a trial, or divide a device, as the coordinator orders."""
         if order["do"] == "start":
             self.start(order)
+        elif order["do"] == "share":
+            self.share(order)
         else:
             self.end(int(order["number"]), float(order["grace_s"]))
 
@@ -266,6 +277,7 @@ class Agent:
     def _report_started(self, trial: _RunningTrial, pid: int) -> None:
         trial.pid, trial.kernel_kills = pid, _oom_kills()
         self._running[trial.number] = trial
+        self._divide_soon(trial.number)
         self._send_event(
             {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
@@ -498,6 +510,8 @@ class Agent:
         if trial is None:
             return
         trial.ended_by_us = True
+        self._release(trial)
+        self._divide_soon(number)
         if grace_s > 0 and trial.segment is not None:
             self._send_to_segment(trial.segment, {"do": "end"})
         elif grace_s > 0:
@@ -531,6 +545,9 @@ class Agent:
         if trial.segment is None:
             self._kill_tree(trial)
         del self._running[trial.number]
+        self._divide_soon(trial.number)
+        if trial.cpu_group is not None:
+            _remove_group(trial.cpu_group)
         # The kernel's peak of a forked process begins with the memory of its parent, which is this process.
         if not trial.gpus and (peak_mib > self._own_peak_mib or not trial.peak_mib):
             trial.peak_mib = max(trial.peak_mib, peak_mib)
@@ -549,6 +566,7 @@ class Agent:
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
+                "held_s": trial.held_for_s(),
                 "utilization": utilization,
                 "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
@@ -561,16 +579,20 @@ class Agent:
         """Return after how many seconds something is due, or None."""
         if not self._running:
             return None
-        due = [self._watch_at_s, *(trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None)]
+        due = [self._watch_at_s, *(device.due_s for device in self._shared.values())]
+        due += [trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None]
         return max(0.0, min(due) - time.monotonic())
 
     def tick(self) -> None:
-        """Kill trials that are due, and measure running ones from time to time."""
+        """Kill trials, change turns and measure, where that is due."""
         now = time.monotonic()
         for trial in list(self._running.values()):
             if trial.kill_at_s is not None and trial.kill_at_s <= now:
                 trial.kill_at_s = now + 1.0  # until it is gone
                 self._kill_tree(trial)
+        for device in self._shared.values():
+            if device.due_s <= now:
+                self._divide(device)
         if self._running and now >= self._watch_at_s:
             self._watch()
             cost_s = time.monotonic() - now
@@ -597,9 +619,159 @@ class Agent:
             if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
                 trial.over_limit = True
                 self._kill_tree(trial)
+            if trial.weight_file is not None:
+                trial.measure([process.pid for process in processes])
+        alive = [self._running[number] for number in trees]
         self._send_event(
-            {"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}}
+            {
+                "event": "memory",
+                "mib": {trial.number: round(trial.memory_mib, 1) for trial in alive},
+                "held_s": {trial.number: round(held_s, 3) for trial in alive if (held_s := trial.held_for_s())},
+            }
         )
+
+    def share(self, order: dict[str, Any]) -> None:
+        """Divide the time of a device among its trials.
+
+        Without shares all run. On a CPU control groups do it by their weights, where this user may make them. Else
+        trials take turns, and the processes of those whose turn it is not are stopped.
+        """
+        name, shares = order["device"], {int(number): float(share) for number, share in order["shares"].items()}
+        device = self._shared.setdefault(name, _SharedDevice(TimeSlices(GPU_SLICE_S if order["gpu"] else SLICE_S)))
+        for number in device.shares.keys() - shares.keys():
+            if (trial := self._running.get(number)) is not None:
+                self._release(trial)
+                self._reset_weight(trial)
+        device.shares, device.due_s = shares, 0.0
+        device.places, device.is_gpu = int(order["places"]), bool(order["gpu"])
+        device.slices.set_shares(shares, device.places)
+        if not shares:
+            del self._shared[name]
+
+    def _divide_soon(self, number: int) -> None:
+        """Divide the device of a trial again, which starts or ends."""
+        for device in self._shared.values():
+            if number in device.shares:
+                device.due_s = 0.0
+
+    def _divide(self, device: _SharedDevice) -> None:
+        """Carry out the shares of a device until its next turn."""
+        began_s = time.monotonic()
+        trials = [trial for trial in self._running.values() if trial.number in device.shares and not trial.ended_by_us]
+        if self._weigh(device, trials):
+            for trial in trials:
+                self._release(trial)
+            device.due_s = math.inf
+            return
+        self._charge(device, [trial for trial in trials if trial.held is None], began_s)
+        chosen = device.slices.choose(trial.number for trial in trials)
+        for trial in trials:
+            if trial.number not in chosen:
+                self._hold(trial)
+        for trial in trials:
+            if trial.number in chosen:
+                self._release(trial)
+        cost_s = time.monotonic() - began_s
+        device.since_s = began_s
+        device.due_s = began_s + max(device.slices.slice_s, _WATCH_PAUSE * cost_s)
+        if len(trials) <= device.places:
+            device.due_s = math.inf
+
+    def _charge(self, device: _SharedDevice, ran: Sequence[_RunningTrial], now_s: float) -> None:
+        """Charge trials for the time since the last turn.
+
+        On a GPU they had all of it. On the CPU it is what they used, so that one that sleeps or waits keeps nobody off.
+        """
+        elapsed_s = now_s - device.since_s
+        used_s: dict[int, float] = {}
+        wanted_s: dict[int, float] = {}
+        cores = len(os.sched_getaffinity(0)) / device.places
+        for trial in ran:
+            used_s[trial.number] = wanted_s[trial.number] = elapsed_s
+            if trial.segment is None and not device.is_gpu:
+                cpu_s, delay_s = trial.measure(find_tree(self._roots(trial)))
+                used_s[trial.number] = min(elapsed_s, cpu_s / cores)
+                wanted_s[trial.number] = used_s[trial.number] + delay_s
+            elif trial.segment is None and read_state(trial.pid)[0] in "Tt":  # by somebody else
+                used_s[trial.number] = wanted_s[trial.number] = 0.0
+        device.slices.charge(elapsed_s, used_s, wanted_s)
+
+    def _roots(self, trial: _RunningTrial) -> list[int]:
+        """Return the processes of a trial that are children of this one."""
+        others = {other.pid for other in self._running.values()} | self._segments.keys()
+        orphans = [pid for pid in _child_pids() if pid not in others and self._trial_of_orphan(pid) == trial.number]
+        return [trial.pid, *orphans]
+
+    def _hold(self, trial: _RunningTrial) -> None:
+        """Stop the processes of a trial, which keep their memory."""
+        if trial.held is None:
+            trial.held, trial.held_since_s = set(), time.monotonic()
+            if trial.segment is not None:
+                self._send_to_segment(trial.segment, {"do": "hold"})
+        elif trial.pid not in trial.held or read_state(trial.pid)[0] not in "RSI":
+            return
+        if trial.segment is None:  # also what somebody has continued meanwhile, as Slurm does after a suspension
+            trial.held |= hold(self._roots(trial))
+
+    def _release(self, trial: _RunningTrial) -> None:
+        """Continue the processes of a trial."""
+        if trial.held is None:
+            return
+        if trial.segment is not None:
+            self._send_to_segment(trial.segment, {"do": "release"})
+        release(trial.held)
+        trial.held_s += time.monotonic() - trial.held_since_s
+        trial.held = None
+
+    def _weigh(self, device: _SharedDevice, trials: Sequence[_RunningTrial]) -> bool:
+        """Give the trials of a CPU weights, and return whether that could be done."""
+        if device.is_gpu or any(trial.segment is not None for trial in trials):
+            return False
+        try:
+            for trial in trials:
+                trial.weight_file = trial.weight_file or self._weight_file(trial)
+                if trial.weight_file is None:
+                    break
+                usual, least, most = _WEIGHTS[trial.weight_file.name]
+                weight = round(usual * len(trials) * device.shares[trial.number])
+                trial.weight_file.write_text(str(max(least, min(most, weight))))
+            else:
+                return True
+        except OSError:
+            pass
+        for trial in trials:
+            self._reset_weight(trial)
+        return False
+
+    def _weight_file(self, trial: _RunningTrial) -> Path | None:
+        """Return the file with a trial's CPU weight, or None.
+
+        Where its group has none, it is moved into one that has.
+        """
+        if trial.group is not None and (trial.group / "cpu.weight").exists():
+            return trial.group / "cpu.weight"
+        if not self._looked_for_cpu_groups:
+            self._looked_for_cpu_groups = True
+            self._cpu_groups = cpu_groups(f"helios-{self._pool}-")
+        if self._cpu_groups is None or (trial.group is not None and self._cpu_groups[1] == "cpu.weight"):
+            return None  # it would leave the group that limits its memory
+        parent, file = self._cpu_groups
+        group = parent / f"helios-{self._pool}-{os.getpid()}-{trial.number}-cpu"
+        group.mkdir(exist_ok=True)
+        trial.cpu_group = group
+        moved: set[int] = set()
+        while new := set(find_tree(self._roots(trial))) - moved:  # what is forked meanwhile is found by looking again
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    (group / "cgroup.procs").write_text(str(pid))
+            moved |= new
+        return group / file
+
+    def _reset_weight(self, trial: _RunningTrial) -> None:
+        if trial.weight_file is not None:
+            with contextlib.suppress(OSError):
+                trial.weight_file.write_text(str(_WEIGHTS[trial.weight_file.name][0]))
+            trial.weight_file = None
 
     def _measure_gpus(self) -> None:
         """Divide the energy of each GPU among its trials, and record its utilization."""
@@ -633,15 +805,15 @@ class Agent:
                 continue
             number = leaders.get(process.pid)
             if number is None:
-                number = self._trial_of_orphan(process)
+                number = self._trial_of_orphan(process.pid)
             if number is not None:
                 trees[number] += [process, *_descendants(process, children)]
         return trees
 
-    def _trial_of_orphan(self, orphan: psutil.Process) -> int | None:
+    def _trial_of_orphan(self, pid: int) -> int | None:
         for trial in self._running.values():
-            if orphan.pid in trial.orphans or _is_part_of(orphan.pid, trial):
-                trial.orphans.add(orphan.pid)
+            if pid in trial.orphans or _is_part_of(pid, trial):
+                trial.orphans.add(pid)
                 return trial.number
         return None
 
@@ -700,6 +872,16 @@ class _RunningTrial:
         Monotonic time at which it is killed.
     orphans : set of int
         Process ids of its orphans, which are children of the agent.
+    held : set of int or None
+        Its processes that are stopped since it is another trial's turn. None while it may run.
+    held_since_s, held_s : float
+        Monotonic time since when it is held, and how long it was before, s.
+    weight_file : Path or None
+        File with its CPU weight, where weights divide the CPU.
+    cpu_group : Path or None
+        Control group that was made for that.
+    cpu_s, delay_s : float
+        CPU time that it has used, and that its main process has waited for, s.
     """
 
     number: int
@@ -719,6 +901,54 @@ class _RunningTrial:
     orphans: set[int] = field(default_factory=set)
     segment: _Segment | None = None
     group_kills: int = 0
+    held: set[int] | None = None
+    held_since_s: float = 0.0
+    held_s: float = 0.0
+    weight_file: Path | None = None
+    cpu_group: Path | None = None
+    cpu_s: float = 0.0
+    delay_s: float = 0.0
+
+    def held_for_s(self) -> float:
+        """Return how long it was held back for other trials, s."""
+        return self.held_s + (0.0 if self.held is None else time.monotonic() - self.held_since_s)
+
+    def measure(self, pids: Iterable[int]) -> tuple[float, float]:
+        """Return the CPU time since the last call.
+
+        It is what its processes used, and what one of them had to wait for, s. Where weights divide the CPU, the
+        latter is time that it was held back.
+        """
+        before = self.cpu_s, self.delay_s
+        pids = list(pids)
+        self.cpu_s = sum(read_state(pid)[1] for pid in pids)
+        self.delay_s = max(map(_run_delay_s, pids), default=0.0)
+        cpu_s, delay_s = (max(0.0, now - then) for now, then in zip((self.cpu_s, self.delay_s), before, strict=True))
+        if self.weight_file is not None:
+            self.held_s += delay_s
+        return cpu_s, delay_s
+
+
+@dataclass
+class _SharedDevice:
+    """A device whose trials have shares of its time.
+
+    Attributes
+    ----------
+    shares : dict of int to float
+        Share of each trial, by its number.
+    places : int
+        How many trials run at the same time.
+    since_s, due_s : float
+        Monotonic times of the last turn and of the next one.
+    """
+
+    slices: TimeSlices
+    shares: dict[int, float] = field(default_factory=dict)
+    places: int = 1
+    is_gpu: bool = False
+    since_s: float = field(default_factory=time.monotonic)
+    due_s: float = 0.0
 
 
 @dataclass
@@ -881,6 +1111,16 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
     return energy_j, utilization
 
 
+def _run_delay_s(pid: int) -> float:
+    """Return how long a process was ready to run and waited for a core, s.
+
+    It is 0 on a kernel that does not tell.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def _oom_kills(file: Path = Path("/proc/vmstat")) -> int:
     """Return the count of out-of-memory kills in a file of the kernel.
 
@@ -944,29 +1184,54 @@ def control_groups(prefix: str) -> ControlGroups | None:
 
     Groups of agents that have ended are removed. Their names begin with ``prefix`` and the agent's process id.
     """
-    for candidate in _control_group_candidates():
+    for parent, is_v2 in _group_parents("memory"):
+        limit, events = ("memory.max", "memory.events") if is_v2 else ("memory.limit_in_bytes", "memory.oom_control")
+        candidate = ControlGroups(parent=parent, limit=limit, events=events)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            for old in candidate.parent.glob(f"{prefix}*"):
-                agent_pid = old.name.removeprefix(prefix).partition("-")[0]
-                if not (agent_pid.isdigit() and psutil.pid_exists(int(agent_pid))):
-                    with contextlib.suppress(OSError):
-                        old.rmdir()
-            group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
-            try:
-                probe = subprocess.run(
-                    ["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True
-                )
-            finally:
-                _remove_group(group)
-            if probe.returncode == 0:
+            _remove_old_groups(parent, prefix)
+            if _can_enter(candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)):
                 return candidate
     return None
 
 
-def _control_group_candidates() -> Iterator[ControlGroups]:
-    """Yield the folders in which this user may be allowed to make groups.
+def cpu_groups(prefix: str) -> tuple[Path, str] | None:
+    """Return where groups with CPU weights can be made, or None.
 
-    They are those of this process and above it, for control groups of version 1 and 2.
+    With it comes the name of the file that holds the weight of a group.
+    """
+    for parent, is_v2 in _group_parents("cpu"):
+        file, group = ("cpu.weight" if is_v2 else "cpu.shares"), parent / f"{prefix}{os.getpid()}-probe"
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            _remove_old_groups(parent, prefix)
+            group.mkdir(exist_ok=True)
+            has_weight = os.access(group / file, os.W_OK)
+            if _can_enter(group) and has_weight:
+                return parent, file
+    return None
+
+
+def _remove_old_groups(parent: Path, prefix: str) -> None:
+    """Remove the groups of agents that have ended."""
+    for old in parent.glob(f"{prefix}*"):
+        agent_pid = old.name.removeprefix(prefix).partition("-")[0]
+        if not (agent_pid.isdigit() and psutil.pid_exists(int(agent_pid))):
+            with contextlib.suppress(OSError):
+                old.rmdir()
+
+
+def _can_enter(group: Path) -> bool:
+    """Return whether a process can be started in a group, which is then removed."""
+    try:
+        entered = subprocess.run(["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True)
+    finally:
+        _remove_group(group)
+    return entered.returncode == 0
+
+
+def _group_parents(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders in which this user may make groups.
+
+    They are those of this process and above it. With each comes whether it is of version 2.
     """
     try:
         own = Path("/proc/self/cgroup").read_text().splitlines()
@@ -976,25 +1241,25 @@ def _control_group_candidates() -> Iterator[ControlGroups]:
     for line in own:
         _, controllers, path = line.split(":", 2)
         is_v2 = controllers == ""
-        if not is_v2 and "memory" not in controllers.split(","):
+        if not is_v2 and controller not in controllers.split(","):
             continue
         for mount in mounts:
             kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-            if kind != ("cgroup2" if is_v2 else "cgroup") or not (is_v2 or "memory" in options):
+            if kind != ("cgroup2" if is_v2 else "cgroup") or not (is_v2 or controller in options):
                 continue
             root = Path(mount[4])
             inside = path.removeprefix(mount[3]) if mount[3] != "/" else path
             parent = root / inside.lstrip("/")
             if not is_v2:
-                yield ControlGroups(parent=parent, limit="memory.limit_in_bytes", events="memory.oom_control")
+                yield parent, False
                 continue
             # A group that enables a controller for its children has no processes itself, so it is above this one.
             for ancestor in (parent, *parent.parents):
                 if not ancestor.is_relative_to(root):
                     break
                 with contextlib.suppress(OSError):
-                    if "memory" in (ancestor / "cgroup.subtree_control").read_text().split():
-                        yield ControlGroups(parent=ancestor, limit="memory.max", events="memory.events")
+                    if controller in (ancestor / "cgroup.subtree_control").read_text().split():
+                        yield ancestor, True
 
 
 def _prepare(parent: int | None, group: Path | None) -> None:

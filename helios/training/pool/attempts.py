@@ -15,6 +15,9 @@ from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
 
+LEAST_SHARE = 0.01
+"""Smallest share, so that the turn of every trial comes within a minute."""
+
 
 def count_parts(devices: Sequence[Device]) -> int:
     """Return of how many devices the memory is measured and limited as one."""
@@ -45,10 +48,15 @@ class Attempt:
     finished: str = ""
     """Why it then ends as finished. Empty where it ends as pruned."""
     beside: tuple[str, ...] = ()
-    beside_since: tuple[float, int] | None = None
+    beside_since: tuple[float, int, float] | None = None
+    """When the measurement began, the step then, and how long it had been held."""
     first_report_s: float | None = None
     speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
     """Steps a second in each group, and how long that was measured, s."""
+    share: float | None = None
+    """What a service gave it of its device's time."""
+    held_s: float = 0.0
+    """How long it was held back since it was the turn of other trials, s."""
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
@@ -116,6 +124,7 @@ class Attempts:
         self.running: dict[int, Attempt] = {}
         self.processes: dict[int, FusedProcess] = {}
         self.stop_reason = ""
+        self._held_s: dict[int, float] = {}
 
     def on(self, device: Device) -> list[Attempt]:
         """Return what runs on a device."""
@@ -143,6 +152,30 @@ class Attempts:
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 
+    def take_held(self, held_s: Mapping[str, float]) -> None:
+        """Take over how long each process was held back, s."""
+        for key, total_s in held_s.items():
+            number = int(key)
+            before_s, self._held_s[number] = self._held_s.get(number, 0.0), total_s
+            more_s = total_s - before_s if total_s >= before_s else total_s  # another attempt
+            process = self.processes.get(number)
+            for each in [number] if process is None else process.trials:
+                if each in self.running:
+                    self.running[each].held_s += more_s
+
+    def divide(self, device: Device) -> dict[int, float]:
+        """Return the share of each process of a device, which sum to 1.
+
+        Nothing where no trial has a share. Trials on several devices, and those that were asked to pause or stop and
+        need their time for that, have none and run on beside the others.
+        """
+        given: dict[int, float | None] = {}
+        for attempt in self.on(device):
+            ends = attempt.terminated or attempt.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
+            if len(attempt.devices) == 1 and not ends:
+                given[attempt.process_number] = attempt.share or given.get(attempt.process_number)
+        return divide_time(given)
+
     def change_neighbours(self, devices: Iterable[Device]) -> None:
         """Restart the measurement after a change of trials."""
         for attempt in {each.trial.number: each for device in devices for each in self.on(device)}.values():
@@ -153,3 +186,17 @@ class Attempts:
                 beside.append(fused_with(len(attempt.process.trials) - 1))
             attempt.beside = tuple(sorted(beside))
             attempt.beside_since = None
+
+
+def divide_time(given: Mapping[int, float | None]) -> dict[int, float]:
+    """Return shares that sum to 1.
+
+    Those without one divide equally what the others leave. All have a hundredth at least.
+    """
+    if all(share is None for share in given.values()):
+        return {}
+    claimed = sum(share for share in given.values() if share is not None)
+    without = sum(share is None for share in given.values())
+    rest = max(0.0, 1.0 - claimed) / max(1, without)
+    shares = {number: max(LEAST_SHARE, rest if share is None else share) for number, share in given.items()}
+    return {number: share / sum(shares.values()) for number, share in shares.items()}

@@ -302,6 +302,7 @@ class Coordinator:
                 self._trials.changed = False
                 self._run_service()
                 self._decide_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
+        self._launcher.divide_devices()
         self._trials.report_to_search()
         if self._watcher is not None:
             self._watcher.refresh(self)
@@ -405,7 +406,7 @@ class Coordinator:
             self._launcher.start(action)
             return
         if isinstance(action, ShareTrial):
-            self._notes.note("A share of a device's time cannot be given yet, so trials run side by side")
+            self._launcher.share(action)
             return
         attempt = self._attempts.running.get(action.number)
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
@@ -423,6 +424,7 @@ class Coordinator:
         """Handle what an agent tells."""
         if event["event"] == "memory":
             self._attempts.take_memory(event["mib"])
+            self._attempts.take_held(event["held_s"])
         elif event["event"] == "warm_failed":
             self._notes.note(f"Trials start without the warm process: {event['reason']}")
         elif event["event"] == "mps_failed":
@@ -430,6 +432,8 @@ class Coordinator:
         elif event["event"] in {"ended", "not_started"}:
             if event["event"] == "not_started":
                 event = {"status": 127, "seconds": 0.0, "peak_memory_mib": None, "out_of_memory": False, **event}
+            elif event["held_s"]:
+                self._attempts.take_held({str(event["number"]): event["held_s"]})
             if (process := self._attempts.processes.get(event["number"])) is not None:
                 self._endings.end_process(process, event)
             else:

@@ -77,13 +77,15 @@ def find_devices(
             "No NVIDIA GPU is visible here.",
             hint='Install what asks for them with pip install "helios-slurm[gpu]", or write --device cpu.',
         )
+    slots = slots or cores()
     return (
         Device(
             name="cpu:0",
             kind="cpu",
             model=f"{cores()} cores",
             memory_mib=memory_mib or free_memory_mib(),
-            slots=slots or cores(),
+            slots=slots,
+            places=cores() // max(1, cores() // slots),
         ),
     )
 

@@ -52,7 +52,7 @@ class Endings:
             utilization=event.get("utilization"),
             energy_j=event.get("energy_j"),
         )
-        record = self._trials.record_end(attempt, what, state, reason, ended)
+        record = self._trials.record_end(attempt, what, state, reason, ended, seconds=float(event["seconds"]))
         self._notes.publish({"event": what, **record.to_json()})
 
     def end_if_done(self, attempt: Attempt) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.errors import HeliosError
-from helios.training.model import Device, StartTrial, Trial, TrialState, node_name, placement
+from helios.training.model import Device, ShareTrial, StartTrial, Trial, TrialState, node_name, placement
 from helios.training.pool import agent
 from helios.training.pool.attempts import Attempt, Attempts, count_parts
 from helios.training.pool.clock import steady_s
@@ -95,6 +95,7 @@ class Launcher:
             self._segment = container.segment(folder, trials.sweep, self._warm, pool=pool, environment=common)
         self.agents: dict[str, agent.AgentProcess] = {}
         self._agent_deaths: Counter[str] = Counter()
+        self._divided: dict[str, dict[int, float]] = {}  # shares that agents know, by device
         self._made = 0
 
     def start_agents(self) -> None:
@@ -166,6 +167,40 @@ class Launcher:
         if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
             of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
 
+    def share(self, action: ShareTrial) -> None:
+        """Take over what a service gives a trial of its device's time."""
+        attempt = self._attempts.running.get(action.number)
+        if attempt is None or attempt.share == action.share:
+            return
+        if action.share is not None and not 0 < action.share <= 1:
+            self._notes.note(f"A share of {action.share} is none: shares are above 0 and at most 1", key="share")
+            return
+        if len(attempt.devices) > 1:
+            self._notes.note("A trial on several devices has them all the time: a share is not given to it")
+            return
+        if attempt.process is not None and len(attempt.process.trials) > 1:
+            note = "The trials of a process cannot be held back one by one: their share is that of the process"
+            self._notes.note(note)
+        attempt.share = action.share
+        fields = {"number": action.number, "share": action.share, "reason": action.reason}
+        self._notes.publish({"event": "shared", **fields})
+
+    def divide_devices(self) -> None:
+        """Tell agents how their devices' time is divided, where that has changed."""
+        for device in self.devices:
+            shares = self._attempts.divide(device)
+            before = self._divided.get(device.name, {})
+            if shares == before:
+                continue
+            self._divided[device.name] = shares
+            order = {"device": device.name, "shares": shares, "places": device.places, "gpu": device.kind == "gpu"}
+            if (of_node := self.agents.get(node_name(device.name))) is not None:
+                of_node.send({"do": "share", **order})
+            for attempt in self._attempts.on(device):
+                attempt.trial = replace(attempt.trial, share=shares.get(attempt.process_number))
+                if not shares or not before:  # else speeds are of the time in which it runs, by whatever share
+                    attempt.beside_since = None
+
     def restart_agent(self, name: str) -> None:
         """Restart a dead agent and all its trials.
 
@@ -178,6 +213,8 @@ class Launcher:
         for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
         for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
+            for device in attempt.devices:
+                self._divided.pop(device.name, None)
             event = {"status": -signal.SIGKILL, "seconds": steady_s() - attempt.began_s, "peak_memory_mib": None}
             self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):

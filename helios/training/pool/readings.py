@@ -18,6 +18,8 @@ from helios.training.pool.trials import SweepTrials
 
 _MOST_READS = 100
 """Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
+_SHARED_MEASURE_S = 10.0
+"""Shortest measurement of a trial with a share of its device: how long it was held back is known to 2 s."""
 _EARLIER = -1
 """Stands for the trials of earlier pools among those of which a speed is known."""
 
@@ -121,15 +123,19 @@ class Readings:
             attempt.answered = report.answer or attempt.answered
 
     def _take_step(self, attempt: Attempt, step: int, now: float) -> None:
-        """Take note of how far a trial is, and measure its speed."""
+        """Take note of how far a trial is, and measure its speed while it runs."""
         attempt.step = step
         # Speed counts from the last of the steps that were read first.
         if attempt.beside_since is None or attempt.beside_since[0] == now:
-            attempt.beside_since = (now, step)
-        since, first = attempt.beside_since
-        if now - since >= 1.0 and step > first:
-            rate = (step - first) / (now - since)
+            attempt.beside_since = (now, step, attempt.held_s)
+        since, first, held_s = attempt.beside_since
+        ran_s = now - since - (attempt.held_s - held_s)
+        is_shared = attempt.trial.share is not None
+        if now - since >= (_SHARED_MEASURE_S if is_shared else 1.0) and ran_s > 0 and step > first:
+            rate = (step - first) / ran_s
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
+            if is_shared:  # it is the speed neither alone nor beside others
+                return
             key = attempt.trial.family, attempt.beside, placement(attempt.trial.devices)
             self._speeds.setdefault(key, {})[attempt.trial.number] = rate
             attempt.speeds[attempt.beside] = (rate, now - since)

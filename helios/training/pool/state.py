@@ -141,8 +141,8 @@ def read_runs(folder: Path) -> list[TrialRun]:
     return runs
 
 
-def run_entry(run: TrialRun) -> dict[str, Any]:
-    """Return the stored details of an attempt."""
+def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
+    """Return the stored details of an attempt, which was held back for some time."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (
@@ -159,6 +159,7 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "device_model": run.device_model,
         "placement": run.placement,
         **rounded,
+        **({"held_s": round(held_s, 3)} if held_s else {}),
         "metric": run.metric,
         "direction": run.direction,
         "curve": run.curve,
@@ -177,6 +178,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
     )
+    held_s = values.pop("held_s", 0.0)
     return TrialRun(
         pool=pool,
         number=int(entry["trial"]),
@@ -184,7 +186,7 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         parameters=parameters,
         outcome=str(entry["what"]),
         started_s=float(entry["at_s"]) - float(entry["seconds"]),
-        seconds=float(entry["seconds"]),
+        seconds=max(0.0, float(entry["seconds"]) - held_s),
         peak_memory_mib=entry["peak_memory_mib"],
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],

@@ -248,7 +248,7 @@ class SweepTrials:
             placement=placement(trial.devices),
             outcome=what,
             started_s=attempt.began_s,
-            seconds=seconds,
+            seconds=max(0.0, seconds - attempt.held_s),
             start_up_s=attempt.first_report_s,
             progress=1.0 if what == "finished" else trial.progress,
             peak_memory_mib=trial.peak_memory_mib,
@@ -292,20 +292,22 @@ class SweepTrials:
         """Return whether a trial was killed for memory too often to share."""
         return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
 
-    def record_end(self, attempt: Attempt, what: str, state: TrialState, reason: str, ended: TrialRun) -> TrialRecord:
+    def record_end(
+        self, attempt: Attempt, what: str, state: TrialState, reason: str, ended: TrialRun, *, seconds: float
+    ) -> TrialRecord:
         """Record how an attempt ended, and return the trial's record."""
         number = attempt.trial.number
         self.state.record_ended(
             number,
             what=what,
             state=state,
-            seconds=ended.seconds,
+            seconds=seconds,
             peak_memory_mib=ended.peak_memory_mib,
             memory_limit_mib=attempt.limit_mib,
             metrics=attempt.metrics,
             value=attempt.value,
             reason=reason,
-            run=run_entry(ended),
+            run=run_entry(ended, held_s=attempt.held_s),
         )
         if self._forecast is not None:
             self._runs.append(ended)
@@ -315,7 +317,7 @@ class SweepTrials:
             self.waiting[number] = self._trial(record)
             return record
         self.unreported.append(record)
-        self._take_duration(ended.seconds)
+        self._take_duration(seconds)
         self.just_ended.append(
             replace(
                 attempt.trial, state=record.state, devices=(), peak_memory_mib=record.peak_memory_mib, memory_mib=None

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StartTrial, TrialState
+from helios.training.services.packing import Packing, PackingOptions
 from helios.training.simulator import (
+    Decide,
     PairProfiles,
     PoolCosts,
     ProfilesInvalid,
@@ -174,6 +176,43 @@ def _list_scheduled(order: tuple[int, ...], count: int) -> float:
     for length in order:
         free[free.index(min(free))] += length
     return max(free)
+
+
+@pytest.mark.parametrize(
+    ("rule", "times_s", "counts"),
+    [
+        (share_fixed(1), (6676.7077, 3211.4216), (0, 24, 0)),
+        (share_fixed(2), (6715.8588, 3145.2190), (16, 40, 0)),
+        (share_fixed(4), (6549.3043, 3130.7707), (17, 41, 0)),
+        (longest_first, (6770.1433, 3795.5331), (0, 24, 0)),
+        (Packing(PackingOptions()).decide, (5926.9493, 2346.5345), (5, 35, 6)),
+    ],
+)
+def test_without_further_effects_results_stay_as_they_were(
+    rule: Decide, times_s: tuple[float, ...], counts: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(7)
+    beside = random.uniform(0.45, 1.0, (4, 4))
+    beside[0, 3] = beside[3, 0] = np.nan
+    memory_mib = (3_000.0, 5_000.0, 7_000.0, 11_000.0)
+    trials = [
+        SimulatedTrial(
+            family=int(family),
+            seconds=float(300 * (family + 1) * np.exp(random.normal(0, 0.2))),
+            memory_mib=float(memory_mib[family] * random.uniform(0.9, 1.1)),
+            arrives_s=float(arrival),
+            parameters={"width": 2 ** int(family)},
+            reports=number % 5 > 0,
+        )
+        for number, (family, arrival) in enumerate(
+            zip(random.integers(0, 4, 24), np.sort(random.choice([0.0, 500.0, 1_500.0], 24)), strict=True)
+        )
+    ]
+    speeds = PairProfiles(families=tuple("abcd"), alone=np.array([1.0, 2.0, 5.0, 9.0]), beside=beside)
+    devices = [dataclasses.replace(device, memory_mib=16_384.0) for device in gpus(3)]
+    found = SimulatedPool(trials, devices, speeds, seed=3).run(rule)
+    assert (found.makespan_s, found.mean_result_s) == pytest.approx(times_s, abs=0.01)
+    assert (found.out_of_memory, found.starts, found.pauses) == counts
 
 
 def test_a_rule_that_starts_nothing_is_refused() -> None:
