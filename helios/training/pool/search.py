@@ -22,6 +22,7 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.state import trial_folder
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
 
 _OTHER_SEED = 7_919
@@ -30,6 +31,8 @@ JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
 COPY = "run again"
 """Attribute of the study's trials that are another one run again, with its number and how often."""
+FOLDER, ENDED_AS = "folder", "ended as"
+"""What the pool adds to a trial of the study. For Optuna all that gave no value has failed."""
 LOCKED = "pool\n"
 STALE_LOCK_S = 5
 """After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
@@ -348,12 +351,15 @@ class OptunaSearch:
 
     def _open_study(self, backend: Any) -> Any:
         """Return the study in a journal, which is made where there is none."""
-        return self._optuna.create_study(
+        study = self._optuna.create_study(
             study_name=STUDY,
             storage=self._optuna.storages.JournalStorage(backend),
             directions=name_directions(self._sweep.objectives),
             load_if_exists=True,
         )
+        if study.metric_names != [*self._sweep.objectives]:
+            study.set_metric_names([*self._sweep.objectives])
+        return study
 
     def _is_of_space(self, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
         """Return whether a trial is as recorded, in the spaces of the sweep."""
@@ -402,8 +408,15 @@ class OptunaSearch:
                 self._take_up()
             if not self._unasked:
                 return None
-            parameters = self._parameters(self._unasked[0])
+            number = self._unasked[0]
+            parameters = self._parameters(number)
+            trial = self._trial(self._chosen[number])
+            if FOLDER not in trial.user_attrs:
+                trial.set_user_attr(FOLDER, self._folder_of(number))
         return NextTrial(number=self._unasked.pop(0), parameters=parameters)
+
+    def _folder_of(self, number: int) -> str:
+        return str(trial_folder(self._folder.absolute().parent, number))
 
     def _begin(self) -> None:
         if self._method.sampler:
@@ -469,7 +482,7 @@ class OptunaSearch:
                 state=states.RUNNING,
                 params=known.params,
                 distributions=known.distributions,
-                user_attrs={COPY: {"number": number, "again": again}},
+                user_attrs={COPY: {"number": number, "again": again}, FOLDER: self._folder_of(number)},
             )
             self._study.add_trial(copy)
             self._take_up()
@@ -486,6 +499,8 @@ class OptunaSearch:
         optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
             place = self._place(number, again)
+            if optuna_state is states.FAIL and not self._study.get_trials(deepcopy=False)[place].state.is_finished():
+                self._trial(place).set_user_attr(ENDED_AS, str(state))
             self._study.tell(place, known if complete else None, state=optuna_state, skip_if_finished=True)
         self._trials.pop(place, None)
 
