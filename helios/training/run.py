@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from helios.training.pool.growth import describe, take_over
 from helios.training.pool.provenance import changed_code, describe_start, own_name
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile
-from helios.training.pool.sweep import ValueRange, program
+from helios.training.pool.sweep import TrainingSweep, ValueRange, program
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.pool.trials import PoolSweep, SweepTrials
 from helios.training.report import PoolResult
@@ -66,6 +66,7 @@ def run_pools(
     watcher: Watcher | None = None,
     database: str | None = None,
     environment: Mapping[str, str] = os.environ,
+    read: Callable[[Path], TrainingSweep] = read_training_sweep,
 ) -> list[PoolResult]:
     """Run or resume the trials of sweep files here, in one pool.
 
@@ -97,6 +98,8 @@ def run_pools(
     database : str, optional
         URL of the warehouse, which tells the service of earlier trials and keeps what these used. None, or one that
         does not exist: neither.
+    read : callable
+        Returns the sweep of a path.
 
     Raises
     ------
@@ -106,7 +109,7 @@ def run_pools(
         A folder cannot be used.
     """
     folders = pool_folders(paths, folder)
-    sweeps = {path: read_training_sweep(path) for path in paths}
+    sweeps = {path: read(path) for path in paths}
     if slots is not None and slots < 1:
         raise UsageError(f"{slots} slots run nothing.", hint="Write --slots 1 or more")
     if warm and not all(len(each.command) > 1 and each.command[1].endswith(".py") for each in sweeps.values()):
