@@ -351,7 +351,7 @@ class Coordinator:
                 signal.signal(number, handler)
 
     def interrupt(self) -> None:
-        """Ask the pool to end, as Ctrl-C does; a second time, at once."""
+        """Ask the pool to end, as Ctrl-C does, a second time at once."""
         self._signals.append(signal.SIGINT)
 
     def _take_orders(self) -> None:
