@@ -57,6 +57,7 @@ class PoolResult:
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
     is_log: Mapping[str, bool] = field(default_factory=dict)
 
@@ -116,6 +117,7 @@ class PoolResult:
             "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
+            "made_with": dict(self.made_with),
         }
 
 
@@ -274,8 +276,11 @@ def shorten(text: str, width: int) -> str:
 def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str, Any]]], *, width: int) -> Table:
     """Return a table of trials that is no wider than a terminal.
 
-    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left.
+    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left. Parameters by
+    which the trials differ come first where there is no room for all.
     """
+    listed = [row[1] for row in rows if not isinstance(row[1], str)]
+    unlike = {name for each in listed for name in each if any(other.get(name) != each[name] for other in listed[:1])}
     names = [shorten(name, LONGEST_NAME) for name in names]
     others = [place for place in range(len(names)) if place != 1]
     used = sum(max([len(names[place]), *(len(str(row[place])) for row in rows)]) + 1 for place in others)
@@ -284,9 +289,21 @@ def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str,
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
     for row in rows:
         about, left = row[1], max(FEWEST_LETTERS, width - used)
-        cell = shorten(about, left) if isinstance(about, str) else write_parameters(about, width=left)
+        if isinstance(about, str):
+            cell = shorten(about, left)
+        elif len(cell := write_parameters(about)) > left:
+            first = sorted(about, key=lambda name: name not in unlike)
+            cell = write_parameters({name: about[name] for name in first}, width=left)
         table.add_row(*(escape(cell if place == 1 else str(other)) for place, other in enumerate(row)))
     return table
+
+
+def code_in_words(made_with: Mapping[str, Any]) -> str:
+    """Return the commit and the versions with which trials ran."""
+    commit = made_with.get("commit") or "unknown"
+    changed = " with changes on top" if made_with.get("changed") else ""
+    packages = "".join(f", {name} {version}" for name, version in (made_with.get("packages") or {}).items())
+    return f"Commit {commit}{changed}; Python {made_with.get('python') or 'unknown'}{packages}; Helios {made_with.get('helios') or 'unknown'}"
 
 
 def memory_in_words(mib: float | None) -> str:

@@ -25,7 +25,7 @@ from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher, fixed_slots
 from helios.training.pool.devices import Node, device_environment, find_devices, find_nodes
 from helios.training.pool.growth import compare, describe, take_over
-from helios.training.pool.provenance import changed_code, describe_start, own_name
+from helios.training.pool.provenance import MADE_WITH, changed_code, describe_start, own_name
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, trial_folder
 from helios.training.pool.sweep import TrainingSweep, ValueRange, program
@@ -330,6 +330,7 @@ def _result(trials: SweepTrials, *, devices: Sequence[Device], seconds: float, e
         signal=end.signal,
         more_metrics=sweep.more_metrics,
         is_log={name: space.log for name, space in sweep.parameters.items() if isinstance(space, ValueRange)},
+        made_with={name: state.runs[state.run].get(name) for name in MADE_WITH},
         notes=(f"{others:,} trials are with other pools of this folder",) if others else (),
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from helios.errors import UsageError
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.provenance import MADE_WITH
 from helios.training.pool.reports import Report, read_end, read_last_report
 from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records, trial_folder
 from helios.training.pool.sweep import fill_word, find_placeholders
@@ -160,12 +161,11 @@ class PoolStatus:
         """Return a trial with what reproduces it."""
         run = self.run_of(trial)
         checkpoints = self.trial_folder(trial.number) / "checkpoints"
-        names = ("commit", "changed", "helios", "python", "packages", "interpreter", "host", "user", "container")
         return {
             **self.trial_json(trial),
             "checkpoints": str(checkpoints) if checkpoints.is_dir() else None,
             "command": self.command(trial),
-            "provenance": {**{name: run.get(name) for name in names}, "seed": self.seed(trial)},
+            "provenance": {**{name: run.get(name) for name in MADE_WITH}, "seed": self.seed(trial)},
         }
 
     def run_of(self, trial: TrialRecord) -> Mapping[str, Any]:

@@ -424,3 +424,24 @@ def test_a_dry_run_of_a_pool_that_goes_on_has_its_next_trials(
     assert plan["commands"][0].endswith("train.py 3 17")
     sweep.write_text(sweep.read_text().replace("train.py {x}", "train.py {x} {x}"))
     assert "another sweep" in helios("pool", "run", sweep, "--dry-run", code=2).err
+
+
+def test_a_run_keeps_its_commit_and_says_once_where_it_has_changed(helios: Helios, sweep: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(sweep.parent)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    commits = []
+    for text in ("a", "b"):
+        (sweep.parent / "text").write_text(text)
+        subprocess.run([*git, "add", "text", "train.py"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", text], check=True)
+        commits.append(subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip())
+        (sweep.parent / "go").touch()
+        said = helios("pool", "run", sweep, "--report", "page.html", code=1)
+        assert said.err.count("The code has changed") == (text == "b")
+        assert commits[-1] in (sweep.parent / "page.html").read_text()
+        helios("pool", "retry")
+    found = trial(helios, 1)
+    assert [attempt["commit"] for attempt in found["runs"]] == commits
+    (sweep.parent / "text").write_text("c")
+    helios("pool", "run", sweep, code=1)
+    assert trial(helios, 1)["provenance"]["changed"] is True

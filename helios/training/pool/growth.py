@@ -75,7 +75,7 @@ def take_over(sweep: TrainingSweep, state: StateFile) -> str:
 
 
 def compare(sweep: TrainingSweep, records: Records, folder: Path) -> tuple[str, dict[int, dict[str, Value]]]:
-    """Return what has changed in a sweep in words, and the trials as they are in it.
+    """Return changes of a sweep in words, and its trials with them.
 
     Raises
     ------
