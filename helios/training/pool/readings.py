@@ -152,7 +152,7 @@ class Readings:
             return
         pruned = trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.stop(trials.sweep.grace_s)
+            attempt.stop(trials.sweep.grace_s, why=f"pruned by the search at step {report.step}")
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""
