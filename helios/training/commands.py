@@ -113,7 +113,7 @@ def run_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the trials of one or several sweeps on this machine, or go on with them.
+    """Run the trials of sweeps on this machine, or go on.
 
     Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
     where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.

@@ -21,10 +21,11 @@ from helios.training.past_runs import keep_if_possible, known_runs, own_name, ru
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.growth import describe, take_over
 from helios.training.pool.search import open_search
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import ValueRange, program
 from helios.training.pool.sweep_file import read_training_sweep
@@ -44,7 +45,10 @@ MARGIN_S, MARGIN_SHARE = 60.0, 0.1
 
 
 def run_pool(path: Path, **given: Any) -> PoolResult:
-    """Run or resume the trials of one sweep file here, with the arguments of :func:`run_pools`."""
+    """Run or resume the trials of one sweep file here.
+
+    The arguments are those of :func:`run_pools`.
+    """
     [result] = run_pools([path], **given)
     return result
 
