@@ -1,4 +1,4 @@
-"""Fixed slots: how trials start where no service decides."""
+"""Starts of trials on fixed slots, where no service decides."""
 
 from __future__ import annotations
 

@@ -201,3 +201,36 @@ def test_imports_are_done_once_for_each_sweep(tmp_path: Path) -> None:
     by = [{*(tmp_path / f"by-{name}.py").read_text().split()} for name in ("a", "b")]
     assert [len(pids) for pids in by] == [1, 1]
     assert by[0] != by[1]
+
+
+FUSED = """
+import torch
+from torch import nn
+
+def build(configuration):
+    return nn.Linear(2, 1)
+
+loss = nn.functional.mse_loss
+
+def data():
+    inputs = torch.ones(8, 2)
+    return inputs, inputs[:, :1]
+"""
+
+
+def test_a_fused_sweep_runs_beside_one_with_a_command(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(FUSED)
+    fused = tmp_path / "fused.toml"
+    fused.write_text(
+        '[fused]\nprogram = "models.py"\nepochs = 2\nbatch_size = 4\n[parameters]\nlr = [0.1, 0.01, 0.001]\n'
+        '[search]\nmetric = "training_loss"\ndirection = "minimize"\n'
+    )
+    first, second = run_here(a_file(tmp_path, "a", [1.0, 2.0]), fused)
+    assert (first.counts, second.counts) == ({"finished": 2}, {"finished": 3})
+    assert (tmp_path / "fused.pool/fused").is_dir()
+    assert not (tmp_path / "a.pool/fused").exists()
+
+
+def test_packing_serves_several_sweeps(tmp_path: Path) -> None:
+    results = run_here(a_file(tmp_path, "a", [1.0, 2.0]), a_file(tmp_path, "b", [3.0]), service="packing")
+    assert [result.counts for result in results] == [{"finished": 2}, {"finished": 1}]
