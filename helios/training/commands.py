@@ -288,7 +288,7 @@ def show_(
 
 
 @commands.command("stop", epilog="Example: helios pool stop 12 13 sweep.pool")
-def stop_(targets: Chosen = None, as_json: AsJson = False) -> None:
+def stop_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     """Stop a pool, or end some of its trials for good.
 
     A pool that stops does what it does after Ctrl-C: trials are asked for a checkpoint, and the same command goes on
@@ -296,11 +296,11 @@ def stop_(targets: Chosen = None, as_json: AsJson = False) -> None:
     """
     from helios.training.pool.orders import STOP  # noqa: PLC0415 - no help needs it
 
-    _order(STOP, targets or [], as_json=as_json)
+    _order(STOP, chosen or [], as_json=as_json)
 
 
 @commands.command("retry", epilog="Example: helios pool retry 12 sweep.pool")
-def retry_(targets: Chosen = None, as_json: AsJson = False) -> None:
+def retry_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     """Run failed trials again, in place.
 
     Without numbers all that have failed. A trial that diverged is run again where its number is given, and begins anew;
@@ -309,15 +309,15 @@ def retry_(targets: Chosen = None, as_json: AsJson = False) -> None:
     """
     from helios.training.pool.orders import RETRY  # noqa: PLC0415 - no help needs it
 
-    _order(RETRY, targets or [], as_json=as_json)
+    _order(RETRY, chosen or [], as_json=as_json)
 
 
-def _order(what: str, targets: Sequence[str], *, as_json: bool) -> None:
+def _order(what: str, chosen: Sequence[str], *, as_json: bool) -> None:
     from helios.training.ordering import order_pool  # noqa: PLC0415 - no help needs it
     from helios.training.status import find_pool  # noqa: PLC0415 - as above
 
-    numbers = [int(word) for word in targets if word.isdecimal()]
-    places = [Path(word) for word in targets if not word.isdecimal()]
+    numbers = [int(word) for word in chosen if word.isdecimal()]
+    places = [Path(word) for word in chosen if not word.isdecimal()]
     if len(places) > 1:
         raise UsageError(f"{places[1]} is neither a number nor the only pool.", hint="Name trials, then one pool.")
     with progress_bars(shows_compiling=False) as progress:
