@@ -43,17 +43,11 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
+from helios.training.pair_profiles import PairProfiles, read_pair_profiles
 from helios.training.pool.sweep import TrainingSweep, family
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.simulator import (
-    PairProfiles,
-    PoolOutcome,
-    SimulatedPool,
-    SimulatedTrial,
-    compare_pool_rules,
-    read_pair_profiles,
-    with_true_values,
-)
+from helios.training.sharing_rules import compare_pool_rules, with_true_values
+from helios.training.simulator import PoolOutcome, SimulatedPool, SimulatedTrial
 from tests.traces import TRACES
 
 PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"

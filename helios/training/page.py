@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from helios.report.html import PageSection, TableCells, render_sections
@@ -13,8 +14,22 @@ MOST_ROWS = 1000
 """Trials that a page lists."""
 
 
-def render_pool(result: PoolResult) -> str:
+def render_pool(results: Sequence[PoolResult]) -> str:
     """Return the page of a pool."""
+    sections = [section for result in results for section in _sections(result)]
+    devices = [
+        (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots))
+        for device in results[0].devices
+    ]
+    header = [("Device", True), ("Model", True), ("Memory", False), ("Slots", False)]
+    sections.append(PageSection(title="Devices", tables=[TableCells(header=header, rows=devices)]))
+    folders = ", ".join(result.folder for result in results)
+    names = ", ".join(result.name for result in results)
+    return render_sections(f"Trials of {names}", f"Results and logs: {folders}", sections)
+
+
+def _sections(result: PoolResult) -> list[PageSection]:
+    """Return what the page has of a sweep."""
     metrics = [*result.objectives] or ["Metric"]
     header = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", "Device", "Reason")
     text = {"Parameters", "State", "Device", "Reason"}
@@ -22,10 +37,7 @@ def render_pool(result: PoolResult) -> str:
         [*trial_cells(result, trial), ", ".join(trial["devices"]), trial.get("reason", "")]
         for trial in order_by_value(result)[:MOST_ROWS]
     ]
-    devices = [
-        (device.name, device.model, memory_in_words(device.memory_mib), str(device.slots)) for device in result.devices
-    ]
-    sections = [
+    return [
         PageSection(sentences=pool_sentences(result)),
         *pool_figures(_plotted(result)),
         PageSection(
@@ -36,16 +48,7 @@ def render_pool(result: PoolResult) -> str:
                 *([f"{len(result.trials) - MOST_ROWS:,} more trials."] if len(result.trials) > MOST_ROWS else []),
             ],
         ),
-        PageSection(
-            title="Devices",
-            tables=[
-                TableCells(
-                    header=[("Device", True), ("Model", True), ("Memory", False), ("Slots", False)], rows=devices
-                )
-            ],
-        ),
     ]
-    return render_sections(f"Trials of {result.name}", f"Results and logs: {result.folder}", sections)
 
 
 def _plotted(result: PoolResult) -> PlottedPool:

@@ -32,6 +32,7 @@ from helios.training.pool.sweep import (
     MOST_TRIALS,
     NAME,
     OWN_PLACEHOLDERS,
+    STEP_TOLERANCE,
     ContainerChoice,
     FusedProgram,
     SearchMethod,
@@ -125,6 +126,9 @@ class _SweepTable(_Table):
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
     grace_s: float | int = Field(default=GRACE_S, gt=0, description="Time from a request to stop to SIGTERM, s")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
+    owner: str | None = Field(
+        default=None, pattern=NAME, description="Whose sweep it is, for services; the account that runs it"
+    )
     weight: float | int = Field(default=1.0, gt=0, le=1e6, description="Importance, for services that weigh trials")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
@@ -309,6 +313,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
         weight=float(table.weight),
+        owner=table.owner or "",
         env=dict(table.env),
         cwd=cwd.resolve(),
         events=_events(table.events),
@@ -606,7 +611,7 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
         raise _Refused(f"{name} is empty: low is above high", *at)
     if table.log and (table.low <= 0 or table.step is not None):
         raise _Refused(f"{name} with log = true needs a low above 0 and no step", *at)
-    if table.step is not None and table.step > max(table.high - table.low, 0):
+    if table.step is not None and table.step * (1 - STEP_TOLERANCE) > table.high - table.low:
         raise _Refused(f"the step of {name} is larger than the range", *at)
     make = int if whole else float
     return ValueRange(

@@ -682,7 +682,7 @@ class _Decision:
         return self.sees_end and self.left_s(trial) > LONG * self.planned_s
 
     def turn(self, trial: Trial) -> tuple[float, float, int]:
-        """Return the order of a class's trials, urgent ones and then short or heavy ones first."""
+        """Return the order of a class's trials, urgent, short and heavy first."""
         length_s = 1.0 if self.loses else self.left_s(trial)
         return -round(self.urgency(trial), 2), length_s / max(EPSILON, trial.weight), trial.number
 
@@ -804,7 +804,7 @@ def _usual_share(shares: Sequence[float]) -> float:
 
 
 def _names(trials: Iterable[Trial]) -> str:
-    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+    return " and ".join(sorted(trial.family or f"trial {trial.label}" for trial in trials))
 
 
 def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:

@@ -76,7 +76,7 @@ class OneByOne:
         if any(trial.state is TrialState.RUNNING for trial in pool.trials):
             return []
         first = next(trial.number for trial in pool.trials if trial.state is TrialState.WAITING)
-        return [StartTrial(number=first, device=pool.devices[0].name, memory_limit_mib=None, reason="one by one")]
+        return [StartTrial(number=first, devices=(pool.devices[0].name,), memory_limit_mib=None, reason="one by one")]
 
 
 def test_options_without_a_service_are_refused(shared: Path) -> None:

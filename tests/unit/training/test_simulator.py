@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StartTrial, TrialState
+from helios.training.pair_profiles import PairProfiles
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.simulator import (
-    Decide,
-    PairProfiles,
-    PoolCosts,
-    ProfilesInvalid,
-    SimulatedPool,
-    SimulatedTrial,
-    compare_pool_rules,
-    longest_first,
-    read_pair_profiles,
-    share_fixed,
-)
+from helios.training.sharing_rules import longest_first, share_fixed
+from helios.training.simulator import Decide, PoolCosts, SimulatedPool, SimulatedTrial
 from tests.examples import examples
 
 FREE = PoolCosts(start_s=0.0, pause_s=0.0, measure_s=10.0, noise=0.0)
@@ -158,26 +147,6 @@ def test_what_was_not_measured_yet_changes_nothing_before(changed: list[float]) 
     assert shown[0] == shown[1]
 
 
-@given(
-    seconds=st.lists(st.integers(1, 50), min_size=1, max_size=6),
-    count=st.integers(1, 3),
-)
-@settings(max_examples=examples(40), deadline=None)
-def test_longest_first_alone_is_no_worse_than_four_thirds_of_the_best(seconds: list[int], count: int) -> None:
-    """Graham's bound, against every assignment."""
-    trials = [SimulatedTrial(family=0, seconds=float(length)) for length in seconds]
-    found = compare_pool_rules(trials, gpus(count), profiles([[0.4]]), rules={}, planners={}, fixed=(2,), costs=FREE)
-    best = min(_list_scheduled(order, count) for order in permutations(seconds))
-    assert best - 1e-6 <= found.outcomes["oracle"].makespan_s <= (4 / 3 - 1 / (3 * count)) * best + 1e-6
-
-
-def _list_scheduled(order: tuple[int, ...], count: int) -> float:
-    free = [0.0] * count
-    for length in order:
-        free[free.index(min(free))] += length
-    return max(free)
-
-
 @pytest.mark.parametrize(
     ("rule", "times_s", "counts"),
     [
@@ -219,32 +188,3 @@ def test_a_rule_that_starts_nothing_is_refused() -> None:
     pool = SimulatedPool([SimulatedTrial(family=0, seconds=1.0)], [GPU], profiles([[0.9]]))
     with pytest.raises(RuntimeError, match="starts nothing"):
         pool.run(lambda _: [])
-
-
-def test_a_comparison_is_json_and_shares_the_oracles_gain() -> None:
-    trials = [SimulatedTrial(family=0, seconds=100.0)] * 4
-    found = compare_pool_rules(
-        trials, gpus(1), profiles([[0.9]]), rules={"first": longest_first}, planners={}, fixed=(2,), costs=FREE
-    )
-    assert found.outcomes["oracle"].makespan_s == pytest.approx(400.0 / 1.8)
-    rules = found.to_json()["rules"]
-    assert rules["fixed 2"]["share_of_oracle_gain"] == pytest.approx(1.0)
-    assert rules["first"]["share_of_oracle_gain"] == pytest.approx(0.0)
-    assert rules["fixed 2"]["unused_reserved"] is None
-
-
-def test_published_speeds_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "speeds.csv"
-    file.write_text(
-        "gpu,model,gpus,other_model,other_gpus,steps_per_s,other_steps_per_s\n"
-        "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,1\nv100,A,1,A,1,0,0\nv100,B,1,B,1,2,2\nk80,A,1,,,3,\n"
-    )
-    found = read_pair_profiles(file, gpu="v100")
-    assert found.families == ("A", "B")
-    assert found.alone.tolist() == [10.0, 4.0]
-    np.testing.assert_allclose(found.beside, [[np.nan, 0.8], [0.25, 0.5]])
-    with pytest.raises(ProfilesInvalid, match="no speeds of 'h100'"):
-        read_pair_profiles(file, gpu="h100")
-    file.write_text("a,b\n1,2\n")
-    with pytest.raises(ProfilesInvalid, match="cannot be read"):
-        read_pair_profiles(file, gpu="v100")

@@ -224,13 +224,6 @@ def test_folder_has_one_process_at_a_time(sweep: Reader, tmp_path: Path) -> None
     open_search(read, tmp_path / "pool").close()
 
 
-@pytest.mark.parametrize("changed", [GRID.replace("0.01", "0.02"), GRID.replace("--lr", "--rate")])
-def test_folder_of_another_sweep_is_refused(sweep: Reader, tmp_path: Path, changed: str) -> None:
-    open_search(sweep(GRID), tmp_path / "pool").close()
-    with pytest.raises(UsageError, match="another command"):
-        open_search(sweep(changed), tmp_path / "pool")
-
-
 def test_a_search_can_be_made_longer(sweep: Reader, tmp_path: Path) -> None:
     search = open_search(sweep(SEARCH), tmp_path / "pool")
     for trial in ask_all(search):
