@@ -22,12 +22,15 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.state import trial_folder
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
 
 _OTHER_SEED = 7_919
 """Moves the seed of a process that shares a search, so that it draws other trials."""
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+FOLDER, ENDED_AS = "folder", "ended as"
+"""What the pool adds to a trial of the study. For Optuna all that gave no value has failed."""
 LOCKED = "pool\n"
 STALE_LOCK_S = 5
 """After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
@@ -342,12 +345,15 @@ class OptunaSearch:
 
     def _open_study(self, backend: Any) -> Any:
         """Return the study in a journal, which is made where there is none."""
-        return self._optuna.create_study(
+        study = self._optuna.create_study(
             study_name=STUDY,
             storage=self._optuna.storages.JournalStorage(backend),
             directions=name_directions(self._sweep.objectives),
             load_if_exists=True,
         )
+        if study.metric_names != [*self._sweep.objectives]:
+            study.set_metric_names([*self._sweep.objectives])
+        return study
 
     def _is_of_space(self, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
         """Return whether a trial is as recorded, in the spaces of the sweep."""
@@ -391,6 +397,9 @@ class OptunaSearch:
             if not self._again:
                 return None
             parameters = self._parameters(self._again[0])
+            trial = self._trial(self._again[0])
+            if FOLDER not in trial.user_attrs:
+                trial.set_user_attr(FOLDER, str(trial_folder(self._folder.absolute().parent, trial.number)))
         return NextTrial(number=self._again.pop(0), parameters=parameters)
 
     def _begin(self) -> None:
@@ -450,6 +459,8 @@ class OptunaSearch:
         complete = state is TrialState.FINISHED and len(known) == len(self._sweep.objectives)
         optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
+            if optuna_state is states.FAIL and not self._study.get_trials(deepcopy=False)[number].state.is_finished():
+                self._trial(number).set_user_attr(ENDED_AS, str(state))
             self._study.tell(number, known if complete else None, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 

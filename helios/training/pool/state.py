@@ -102,6 +102,11 @@ class TrialRecord:
         }
 
 
+def trial_folder(pool: Path, number: int) -> Path:
+    """Return the folder of a trial."""
+    return pool / "trials" / f"{number:05d}"
+
+
 def read_runs(folder: Path) -> list[TrialRun]:
     """Return the finished attempts of a pool.
 

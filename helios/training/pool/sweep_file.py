@@ -90,11 +90,11 @@ class _ContainerTable(_Table):
 
 
 class _FusedTable(_Table):
-    program: str = Field(min_length=1, description="Python file with build, loss and data")
+    program: str = Field(min_length=1, description="Python file with build, data, and loss or step")
     together: int | None = Field(default=None, ge=1, le=1_024, description="Most trials in one process")
     checkpoint_s: float = Field(default=30.0, gt=0, description="Time between checkpoints of a trial, s")
     epochs: int | None = Field(default=None, ge=1, description="How often all data are gone through")
-    batch_size: int | None = Field(default=None, ge=1, description="Samples of a step")
+    batch_size: int | None = Field(default=None, ge=1, description="Samples of a step, of data in tensors")
     optimizer: str | None = Field(default=None, description="sgd, adam, adamw or adadelta")
     precision: str | None = Field(default=None, description="float16 or bfloat16")
     on_nan: str | None = Field(default=None, description="stop or skip")
@@ -284,13 +284,9 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     if fused is None:
         _check_names(command, names, table)
         _check_optional(command, {*conditions} | {name for name in names for trial in listed if name not in trial})
-    else:
-        for needed, hint in (
-            (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
-            (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
-        ):
-            if not {*needed} & {*names, *fused.settings}:
-                raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
+    elif not {"epochs", "steps"} & {*names, *fused.settings}:
+        hint = "Write epochs = 10 in [fused], or in [parameters]."
+        raise _Refused("nothing says epochs or steps of trials", "fused", hint=hint)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"

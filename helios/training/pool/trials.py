@@ -21,7 +21,7 @@ from helios.training.pool.containers import Container
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.search import Search
-from helios.training.pool.state import StateFile, TrialRecord, run_entry
+from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
 
 MOST_MEMORY_KILLS = 3
@@ -382,7 +382,7 @@ class SweepTrials:
 
     def folder(self, number: int) -> Path:
         """Return the folder of a trial."""
-        return self._folder / "trials" / f"{number % NUMBERS:05d}"
+        return trial_folder(self._folder, number % NUMBERS)
 
     def needs_device_alone(self, number: int) -> bool:
         """Return whether a trial was killed for memory too often to share."""

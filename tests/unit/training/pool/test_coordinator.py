@@ -174,7 +174,7 @@ def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(a_sweep(tmp_path, ""))
-    with pytest.raises(UsageError, match="another command"):
+    with pytest.raises(UsageError, match="another sweep"):
         run(a_sweep(tmp_path, "", [1, 2]))
 
 
