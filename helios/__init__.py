@@ -1,4 +1,4 @@
-"""Helios learns from a Slurm GPU cluster's own history and acts on it, safely."""
+"""Helios, which learns from a Slurm cluster's history and acts on it."""
 
 from importlib.metadata import version
 

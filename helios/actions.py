@@ -75,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reorder:
-    """Start a partition's jobs in this order, as far as the site's priorities allow.
+    """Order in which to start a partition's jobs, where priorities allow.
 
     Attributes
     ----------
@@ -143,7 +143,10 @@ class Ranking(Reorder):
         set_field(self, "_writers", {"order": order, "reason": reason})
 
     def __getattr__(self, name: str) -> Any:
-        """Compute ``order`` or ``reason`` at its first use, as Python calls this only then."""
+        """Compute ``order`` or ``reason`` at its first use.
+
+        Python calls this only then.
+        """
         if name not in {"order", "reason"}:
             raise AttributeError(name)
         value = self._writers[name]()

@@ -1,4 +1,4 @@
-"""Changes that services request, each of one setting of one target to one value.
+"""Changes that services request, each of one setting of one target.
 
 The actions of services become :class:`Change` objects. Control judges them, the audit log has them, and every cluster
 takes them: a live Slurm, a simulated one and the fakes. How a cluster holds a requested value is its
@@ -143,7 +143,7 @@ def revert_job(setting: JobSetting, job_id: str = EVERY, *, reason: str, unseen:
 
 
 def revert_node(setting: NodeSetting, node: str, own: str, *, reason: str) -> Change[str]:
-    """Return the change that reverts a setting of a node, or the keep-awake list.
+    """Return the change that reverts a node's setting or the keep-awake list.
 
     ``own`` is the site's own value; it has no meaning for a node's power.
     """
@@ -280,7 +280,7 @@ class ChangeContext:
 
 
 def check_change(change: Change[float], context: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written.
+    """Return the outcome of a change that is not to be written.
 
     None: it is to be written.
     """

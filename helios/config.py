@@ -576,7 +576,7 @@ def _variable(section: str, name: str) -> str:
 
 
 class _Source(Enum):
-    """Kind of a configuration file, which decides whether others may have written it."""
+    """Kind of a configuration file, which decides who may write it."""
 
     NAMED = "named"
     SYSTEM = "of the system"
@@ -601,7 +601,7 @@ def _files(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[Path,
 
 
 def _read_file(path: Path, source: _Source, notes: list[str]) -> str | None:
-    """Read a configuration file, or return None if it is missing or not used.
+    """Read a configuration file, or return None if it is not used.
 
     A file of the user or in the current folder is used only if neither it nor its folder belongs to another user or can
     be written by others. A system file that others can write is an error, as limits would be missing without it. A

@@ -1,4 +1,4 @@
-"""Files that grow line by line, and of which a crash leaves whole lines.
+"""Files of lines, of which a crash leaves whole ones.
 
 Whoever appends has the lock of the file or is its only writer. A partial last line is of a process that ended while it
 wrote, so it is cut off before anything is appended. Reading alone changes nothing.
@@ -16,7 +16,7 @@ TAIL_BYTES = 65_536
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed, and return whether nobody else had it."""
+    """Lock an open file until it is closed, if nobody else has."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -83,7 +83,7 @@ class LinesFile:
 
 @contextmanager
 def cut_on_failure(handle: int) -> Iterator[None]:
-    """Cut a file to the length that it has now if what follows cannot write."""
+    """Cut a file to its present length if what follows fails."""
     size = os.fstat(handle).st_size
     try:
         yield

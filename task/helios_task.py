@@ -9,7 +9,7 @@ A pool sets these variables of the environment:
 ``HELIOS_REPORT``
     File to which reports are appended, one JSON object on each line.
 ``HELIOS_REQUESTS``
-    File that holds what is requested, as ``{"request": "pause"}``; missing while nothing is.
+    File that holds what is requested, as ``{"request": "pause", "by_s": 1790000000.0}``; missing while nothing is.
 ``HELIOS_CHECKPOINTS``
     Folder that a trial keeps over all its attempts.
 ``HELIOS_TRIAL``
@@ -41,6 +41,7 @@ __all__ = [
     "mark_checkpoint",
     "parameters",
     "report",
+    "request_details",
     "requested",
     "save_checkpoint",
     "trial",
@@ -51,6 +52,8 @@ __version__ = "0.1.0"  # and LightningCallback and HuggingFaceCallback, made whe
 LATEST = "latest"
 """File in the folder of checkpoints that names the last complete one."""
 REQUESTS = ("pause", "checkpoint", "stop")
+LONGEST_REQUEST = 1 << 16
+"""Bytes of the file that are read."""
 
 OWN_KEYS = ("answer", "time_s")
 """Keys of a report that are no parameters of :func:`report`, and no metrics."""
@@ -62,6 +65,7 @@ class _State:
     def __init__(self) -> None:
         self.folder: Path | None = None
         self.seen: tuple[int, int] | None = None
+        self.details: dict[str, Any] = {}
         self.persists = False
         self.by_signal = False
         self.unwritten = False
@@ -182,6 +186,15 @@ def requested() -> str | None:
     return _read_request(*REQUESTS) or ("pause" if _state.by_signal else None)
 
 
+def request_details() -> dict[str, Any]:
+    """Return all keys of the request that was returned last.
+
+    ``by_s``: when the pool ends the program if it goes on, s since the epoch. Empty before a request. Newer pools may
+    add keys.
+    """
+    return dict(_state.details)
+
+
 def _read_request(*heeded: str) -> str | None:
     """Return what is requested, and report it as answered, if it is one of these."""
     path = os.environ.get("HELIOS_REQUESTS")
@@ -191,11 +204,13 @@ def _read_request(*heeded: str) -> str | None:
             state = (found.st_mtime_ns, found.st_ino)
             if state != _state.seen or _state.persists:
                 with open(path, "rb") as file:  # noqa: PTH123 - as above
-                    request = json.loads(file.read(4_096))["request"]
+                    details = json.loads(file.read(LONGEST_REQUEST))
+                request = details["request"]
                 if request in heeded:
                     if state != _state.seen:
                         _write({"answer": request})
                     _state.seen, _state.persists = state, request != "checkpoint"
+                    _state.details = details
                     return str(request)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing is requested, or nothing that can be read

@@ -1,4 +1,4 @@
-"""The cluster that a command is about, and whether a live Slurm stands behind it.
+"""Cluster of a command, and whether a live Slurm stands behind it.
 
 A history that was only loaded from files has no Slurm here: its own end is the present of every question about it.
 """
@@ -53,7 +53,7 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
 
 
 def live_window(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
-    """Return the last window of the live accounting that was read without a gap."""
+    """Return the last window of live accounting read without a gap."""
     coverage = warehouse.coverage(cluster)
     read = coverage[coverage["source"] == LIVE_SOURCE]
     if read.empty:

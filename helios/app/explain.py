@@ -184,7 +184,7 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
-    """Return the runs of a job in the queue, or None for the first."""
+    """Return the runs of a queued job, None at the first."""
     if not job["restart"]:
         return None
     stored = read_or_empty(lambda: warehouse.requeued_runs(cluster, str(job["job_id"])), JOBS)

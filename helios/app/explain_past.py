@@ -1,4 +1,4 @@
-"""Explanation of one job from the history, with or without a live cluster.
+"""Explanation of one job, with or without a live cluster.
 
 What is recorded of it comes from the warehouse or a file. The steps of its prediction need the history before it.
 """
@@ -95,7 +95,7 @@ def explain_job(
 
 
 def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: str = "") -> JobExplanation:
-    """Return what the warehouse knows of a job that is not in the queue.
+    """Return what the warehouse knows of a job outside the queue.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
 
 
 def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
-    """Return what a history that was read from a file knows of a job.
+    """Return what a history read from a file knows of a job.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Explanation of one job, with what held it in a replay that traces it.
+"""Explanation of one job, with what held it in a traced replay.
 
 For each scheduling pass the trace has the reason why the job did not start, and the job that came before it.
 """
@@ -236,7 +236,7 @@ class _Wait:
                 yield Holder(**asdict(self.name(int(mates[place]))), held_s=round(held_s[place]), until=until)
 
     def overtaken(self) -> tuple[int, int]:
-        """Count the jobs submitted later that started earlier, by the order and by backfill."""
+        """Count later jobs that started earlier, by order and by backfill."""
         workload, replay, mates = self._workload, self.replay, self._jobs_of_partition()
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]

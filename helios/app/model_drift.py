@@ -1,4 +1,4 @@
-"""Whether a cluster's jobs and a model's errors are still as at its training."""
+"""Drift of a cluster's jobs and a model's errors since its training."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
 
 
 def _remove_old_reports(folder: Path, name: str, *, keep: int) -> int:
-    """Remove all but the newest ``keep`` reports of a cluster, and return their number.
+    """Remove a cluster's reports but the newest ``keep``, and count them.
 
     All reports are made unreadable for other users.
     """

@@ -1,4 +1,4 @@
-"""Nodes in use on a live cluster by minute, as its recorded jobs tell."""
+"""Nodes in use by minute on a live cluster, by recorded jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOB_COLUMNS = ["submitted_at", "started_at", "ended_at", "node_list"]
 
 
 class NodeUseRecord:
-    """Adds the use of nodes to snapshots.
+    """Source of the use of nodes for snapshots.
 
     The weeks before the last midnight (in the time zone of the cluster's history, else UTC) are read and counted once a
     day, and what ended lately after each reading of the accounting. Nothing else is kept, so that a restart changes
@@ -97,7 +97,7 @@ class NodeUseRecord:
         return replace(snapshot, use=use, forecast=self._forecast_of(use))
 
     def _forecast_of(self, use: NodeUse) -> NodeForecast | None:
-        """Return the forecast of this step, which only the rule of the paper reads."""
+        """Return this step's forecast, read only by the paper's rule."""
         if all(options.get("rule") != "published" for options in self._settings.services.values()):
             return None
         from helios.app.node_forecast import NodeForecasts  # noqa: PLC0415 - LightGBM is needed by this rule alone
@@ -144,7 +144,7 @@ class NodeUseRecord:
             self._read_as = edition
 
     def _ended_since(self, warehouse: Warehouse, since: datetime, *, until: datetime | None = None) -> pd.DataFrame:
-        """Return jobs that ended since a time, if they were not submitted long before it."""
+        """Return jobs that ended since a time, submitted not long before."""
         first = since - timedelta(seconds=LONGEST_JOB_S)
         jobs = warehouse.jobs(self._cluster, since=first, until=until, columns=JOB_COLUMNS, unended_at=since)
         return jobs[jobs["ended_at"].notna() & jobs["started_at"].notna()]
@@ -179,7 +179,7 @@ class _Places:
         return np.array([group.get(name, -1) for name in names], dtype=np.int64)
 
     def of_jobs(self, node_lists: pd.Series[Any]) -> NDArray[np.int64]:
-        """Return the position of the pool of each job's first node, -1 for none."""
+        """Return the pool of each job's first node, -1 for none."""
         lists = node_lists.astype("category")
         first = tuple(next(iter(expand(str(text))), "") for text in lists.cat.categories)
         return np.append(self.groups(first), -1)[lists.cat.codes.to_numpy()]
@@ -227,7 +227,7 @@ def past_use(
 
 
 def _changes(held: BusyIntervals, members: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return when the number of nodes in use changes, and the number from then on."""
+    """Return when the nodes in use change, and their number from then."""
     at_s = np.concatenate([held.start_s[members], held.end_s[members]])
     change = np.repeat(np.array([1, -1], dtype=np.int64), int(members.sum()))
     moments, position = np.unique(at_s, return_inverse=True)

@@ -156,7 +156,7 @@ def check_draws(
 
 
 def _is_moved(ratios: Sequence[float]) -> bool:
-    """Return whether draws are of another queue, by their waits over that of the window.
+    """Return whether draws' waits are those of another queue.
 
     They are where all are on one side of it, or the interval of their mean is, unless the difference is small. Of
     skewed waits the interval alone is too wide to tell.

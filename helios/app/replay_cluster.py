@@ -246,8 +246,8 @@ def _machine(
 
 
 def _sizes(jobs: pd.DataFrame, resource: str) -> Sizes:
-    """Return what jobs hold. CPUs are whole, though some traces have means of them."""
-    size = jobs[resource].to_numpy()
+    """Return what jobs hold, in whole CPUs."""
+    size = jobs[resource].to_numpy()  # some traces have means of CPUs
     return replay_sizes(size) if resource == "gpus" else size.astype(np.int32)
 
 

@@ -192,7 +192,7 @@ class ReportContext:
 
     @property
     def label(self) -> str:
-        """Name of the cluster, with a remark where no live Slurm stands behind it."""
+        """Name of the cluster, with a remark where it is not live."""
         return self.cluster if self.live else f"{self.cluster} ({NOT_LIVE})"
 
     def title(self, subject: str) -> str:

@@ -1,4 +1,4 @@
-"""Installation of the files that a machine needs to run Helios as a service.
+"""Files that a machine needs to run Helios as a service.
 
 They come from the package. Files that somebody has changed since are neither replaced nor removed.
 """

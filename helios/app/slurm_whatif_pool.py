@@ -72,7 +72,7 @@ def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
 
 
 def site_nodes(jobs: SlurmJobs, site: SlurmSite, resource: str) -> NDArray[np.int64]:
-    """Return the GPUs or CPUs of the largest node that each job may run on."""
+    """Return the units of the largest node each job may use."""
     nodes = [
         {"partitions": partition.name, "gpus": units_of(group, resource)}
         for partition in site.partitions

@@ -1,4 +1,4 @@
-"""What Helios does and knows now, in a few lines that ask no Slurm."""
+"""What Helios does and knows now, without a question to Slurm."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def check_model(settings: Settings, name: str, now: datetime, *, reads: bool = T
 
 
 def run_check(check: Callable[[], Iterator[PreflightFinding]]) -> list[PreflightFinding]:
-    """Return the findings of a check, an error of Helios as one of them."""
+    """Return the findings of a check, its own error among them."""
     try:
         return list(check())
     except HeliosError as reason:

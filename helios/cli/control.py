@@ -66,7 +66,7 @@ def cycle_(
     mode: As = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or apply what one control cycle would change, on jobs or on nodes.
+    """Show or apply what one control cycle would change.
 
     On jobs, Helios reads the queue, predicts run times and asks the services for changes. On nodes, it reads the nodes
     and forecasts how many will be needed. Without --apply nothing is written. With --apply it makes the changes that
@@ -385,7 +385,7 @@ def nightly_(
     day: Annotated[str | None, Option("--day", metavar="DATE", help=DAY)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the nightly analysis once, for example from cron, or show what it found.
+    """Run the nightly analysis once, or show what it found.
 
     It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
     nightly report as a page and a mail. It changes no job. With --show, the newest report is printed, or that of --day.
@@ -563,7 +563,7 @@ def power_(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many nodes are busy, idle and asleep, or clear a failed wake.
+    """Show busy, idle and sleeping nodes, or clear a failed wake.
 
     Also what Helios did to them, and which need an administrator. In protected mode no node is put to sleep, because
     too many did not wake. What one control cycle would do now, says helios cycle nodes.

@@ -20,11 +20,11 @@ def hook_(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show, publish or remove the table that the priority hook, job_submit.lua, looks jobs up in.
+    """Show, publish or remove the table of the priority hook.
 
-    Without an option it shows the table as the hook reads it. A damaged or expired one, which the hook ignores, is an
-    error. It holds only the changes of active services, and of canaries by partition. To publish it, the setting
-    hook.publish must be true.
+    Without an option it shows the table as the hook, job_submit.lua, reads it. A damaged or expired one, which the hook
+    ignores, is an error. It holds only the changes of active services, and of canaries by partition. To publish it, the
+    setting hook.publish must be true.
 
     Example: helios hook --publish
     """

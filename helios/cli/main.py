@@ -32,7 +32,7 @@ GROUPS = {
         "try": ("cli.system:try_", "Try Helios on a synthetic month of a GPU cluster."),
         "setup": (
             "cli.system:setup_",
-            "Lay down the units, programs and settings that the services need on this machine.",
+            "Lay down the files that the services need on this machine.",
         ),
         "doctor": ("cli.system:doctor_", "Check the cluster and the state of Helios."),
         "config": ("cli.config:config_", "Show every setting with its origin, and check what the settings name."),
@@ -72,11 +72,11 @@ GROUPS = {
         "daemon": ("cli.system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
         "cycle": (
             "cli.control:cycle_",
-            "Show or apply what one control cycle would change, on jobs or on nodes.",
+            "Show or apply what one control cycle would change.",
         ),
         "nightly": (
             "cli.control:nightly_",
-            "Run the nightly analysis once, for example from cron, or show what it found.",
+            "Run the nightly analysis once, or show what it found.",
         ),
         "mode": (
             "cli.control:mode_",
@@ -86,11 +86,11 @@ GROUPS = {
         "resume": ("cli.control:resume_", "Let Helios act again after a pause."),
         "power": (
             "cli.control:power_commands",
-            "Show how many nodes are busy, idle and asleep, or clear a failed wake.",
+            "Show busy, idle and sleeping nodes, or clear a failed wake.",
         ),
         "hook": (
             "cli.hook:hook_",
-            "Show, publish or remove the table that the priority hook, job_submit.lua, looks jobs up in.",
+            "Show, publish or remove the table of the priority hook.",
         ),
         "notify": ("cli.system:notify_", "Show what people were told by mail and webhook, or send a test."),
         "web": ("cli.system:web_", "Serve a read-only web page of the queue, decisions, use and reports."),

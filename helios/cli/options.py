@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+import tomllib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -247,7 +248,7 @@ def described(
     resource: str | None = None,
     partitions: Collection[str] = (),
 ) -> LoadedHistory:
-    """Return a history with the window and the capacity that options give, else the record."""
+    """Return a history with window and capacity by options or record."""
     from helios.app.record import describe_record  # noqa: PLC0415 - pandas; no help needs it
 
     window, machine = window or WindowOptions(), machine or Machine()
@@ -395,6 +396,31 @@ def moment(text: str | None, *, timezone: str, is_end: bool = False, now: dateti
         return None
     zone(timezone)  # an unknown zone of the settings has an error of its own
     return parse_date(text, now=now or datetime.now(UTC), timezone=timezone, is_end=is_end)
+
+
+def parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
+    """Parse SERVICE.OPTION=VALUE, the value as TOML.
+
+    Raises
+    ------
+    UsageError
+        It is something else.
+    """
+    options_of_service: dict[str, dict[str, Any]] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        service, dot, name = key.strip().partition(".")
+        if not (equals and dot and service and name):
+            raise UsageError(
+                f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
+            )
+        try:
+            options_of_service.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as reason:
+            raise UsageError(
+                f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
+            ) from reason
+    return options_of_service
 
 
 def duration(text: str | None) -> timedelta:

@@ -5,12 +5,11 @@ It is apart from the options, because all that trains and replays takes two seco
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import typer
 from rich.table import Table
@@ -21,6 +20,7 @@ from helios.app.order_check import check_order
 from helios.app.service_replay import ServiceReplay, replay_acting
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.choices import Domain
+from helios.cli.options import parse_service_options
 from helios.cli.output import print_message, show, show_json, width, write_page
 from helios.config import Settings
 from helios.errors import UsageError
@@ -151,7 +151,7 @@ def requested_services(
     """
     chosen = split_words(names)
     theirs = [text for text in options if text.partition(".")[0].strip() in chosen]
-    given = _parse_service_options(theirs)
+    given = parse_service_options(theirs)
     built = {name: build(name, {**settings.services.get(name, {}), **given.get(name, {})}) for name in chosen}
     if on_nodes := [name for name, service in built.items() if domain_of(service) is Domain.NODES]:
         raise UsageError(
@@ -159,25 +159,6 @@ def requested_services(
             hint="To replay services that act on nodes: helios whatif energy",
         )
     return built, [text for text in options if text not in theirs]
-
-
-def _parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
-    """Parse SERVICE.OPTION=VALUE, the value as TOML."""
-    options_of_service: dict[str, dict[str, Any]] = {}
-    for text in options:
-        key, equals, value = text.partition("=")
-        service, dot, name = key.strip().partition(".")
-        if not (equals and dot and service and name):
-            raise UsageError(
-                f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
-            )
-        try:
-            options_of_service.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError as reason:
-            raise UsageError(
-                f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
-            ) from reason
-    return options_of_service
 
 
 def _service_table(result: ServiceReplay) -> Table:

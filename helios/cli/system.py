@@ -127,10 +127,10 @@ def setup_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lay down the units, programs and settings that the services need on this machine.
+    """Lay down the files that the services need on this machine.
 
-    Manual pages and shell completions are written too. Nothing is started, and Slurm is not touched. Files that
-    somebody has changed are kept, and named. After an upgrade the same command replaces the others.
+    These are units, programs, settings, manual pages and shell completions. Nothing is started, and Slurm is not
+    touched. Files that somebody has changed are kept, and named. After an upgrade the same command replaces the others.
 
     Example: sudo /opt/helios/bin/helios setup --hook /etc/slurm
     """

@@ -1,4 +1,4 @@
-"""State observed on the cluster and the changes that Helios has applied there.
+"""State observed on the cluster, and changes applied there by Helios.
 
 Pending jobs and nodes are copied from the snapshot before any service receives it, so that a service cannot change what
 guards check.
@@ -253,7 +253,7 @@ def partitions_wanted(snapshot: Snapshot) -> frozenset[str]:
 
 
 def nodes_wanted(snapshot: Snapshot) -> int:
-    """Return the nodes that pending jobs wait for at most, as some share them."""
+    """Return at most how many nodes pending jobs wait for."""
     jobs = _jobs_that_wait(snapshot)
     return int((jobs["nodes"].fillna(1).clip(lower=1) * jobs["tasks"].clip(lower=1)).sum())
 

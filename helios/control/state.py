@@ -375,14 +375,14 @@ class NodeControllerState(StoredState):
         )
 
     def with_delayed(self, submissions: Collection[str], at: datetime) -> NodeControllerState:
-        """Return the state after jobs of ``submissions`` were seen to wait for a boot."""
+        """Return the state with ``submissions`` that waited for a boot."""
         new = {submission: at for submission in submissions if submission not in self.delayed}
         return replace(self, delayed={**self.delayed, **new}) if new else self
 
     def without_old_entries(self, now: datetime) -> NodeControllerState:
-        """Return the state without entries older than a day, or a week for delays.
+        """Return the state without old entries.
 
-        Quarantine and protected mode are ended only by a person.
+        Delays are old after a week, others after a day. Quarantine and protected mode are ended only by a person.
         """
         slept = {node: tuple(at for at in times if now - at < DAY) for node, times in self.slept.items()}
         return replace(

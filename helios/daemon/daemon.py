@@ -254,7 +254,7 @@ class Daemon:
             _log.warning("helios why cannot ask this daemon, and works it out itself: %s", error)
 
     def _revert(self, why: str) -> tuple[int, bool]:
-        """Revert everything due, and return the exit status and whether a thread is stuck."""
+        """Revert everything due, and return status and whether a thread hangs."""
         if not self._scheduler.writing.close(within_s=WRITER_S):
             _log.error("a cycle is stuck: nothing was reverted. What to do: run helios-release.sh")
             return 1, True

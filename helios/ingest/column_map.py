@@ -1,4 +1,4 @@
-"""Maps that say which column of a foreign table is which column of Helios.
+"""Maps from columns of a foreign table to those of Helios.
 
 A map is a TOML file. Those of common tables are beside this module, in the folder ``maps``. ``docs/formats.md``
 describes the keys.

@@ -425,7 +425,7 @@ def _are_numbers(texts: pa.Array) -> Mask:
 
 
 def _parsed_times(texts: pa.Array, form: str) -> tuple[pa.Array, Mask]:
-    """Return times in ISO 8601, and where a text does not have the form."""
+    """Return times in ISO 8601, and where a text is none."""
     known = known_values(texts)
     read = pd.to_datetime(pd.Series(known.to_pandas()), format=form, errors="coerce", utc="%z" in form)
     bad = np.asarray(read.isna()) & known.is_valid().to_numpy(zero_copy_only=False)

@@ -225,7 +225,7 @@ class TraceFile:
 
     @property
     def names_gpus(self) -> bool:
-        """Whether rows name GPUs or parts of them, so that a row without holds none.
+        """Whether rows name GPUs, so that a row without holds none.
 
         The first call reads the whole file.
         """

@@ -329,7 +329,7 @@ def _safe_choice(use: PoolUse) -> SpareChoice:
 
 
 def _reason(outcome: RuleOutcome, tried: list[RuleOutcome], use: PoolUse) -> str:
-    """Return what the rule comes to, with the price of its last spare node."""
+    """Return what the rule achieves, and its last spare node's price."""
     rule, weeks = outcome.rule, use.days / 7
     if rule.spare >= use.nodes:
         return "all nodes stay awake: no rule would have kept to the delays and the cycles accepted"

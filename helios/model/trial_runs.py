@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class MeasuredSpeed:
     Attributes
     ----------
     beside : tuple of str
-        Families of the others on the device, sorted. Empty where it is alone.
+        Families of the others on its devices, sorted. Empty where it is alone.
     steps_per_s : float
     seconds : float
         How long it was measured, s.
@@ -23,6 +23,23 @@ class MeasuredSpeed:
     beside: tuple[str, ...]
     steps_per_s: float
     seconds: float
+
+
+class CurvePoint(NamedTuple):
+    """Value of a metric at a step of a trial.
+
+    Attributes
+    ----------
+    step : int
+    seconds : float
+        Time that the trial had run until then, in all its attempts, s. Pauses do not count.
+    value : float, optional
+        None where it was not a finite number.
+    """
+
+    step: int
+    seconds: float
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +58,30 @@ class TrialRun:
     device_kind, device_model : str
         Kind and model, as in :class:`helios.training.model.Device`.
     outcome : str
-        ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-        ``interrupted``.
+        ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+        ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
     started_s, seconds : float
-        When it began, s since the epoch, and how long it took, s.
+        When it began, s since the epoch, and how long it took, s, without the time in which it was held back for others
+        that had a share of its device.
     start_up_s : float, optional
         Until its first report, s.
     progress : float, optional
         Share of the trial that was done at its end.
     peak_memory_mib, memory_limit_mib : float, optional
     utilization : float, optional
-        Mean share of the device's time that it used; of a shared GPU that of all on it.
+        Mean share of its devices' time that it used; of a shared GPU that of all on it.
     energy_j : float, optional
-        Energy of the device, in equal parts for those on it, J.
+        Energy of its devices, in equal parts for those on each, J.
     speeds : tuple of MeasuredSpeed
     metrics : mapping
         Last values that it reported.
+    placement : tuple of int
+        How many devices of each node it ran on, most first. Memory is that on one of them.
+    metric, direction : str
+        Metric that the pool compares trials by, and ``maximize`` or ``minimize``. Empty where there is none.
+    curve : tuple of CurvePoint
+        This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
+        a step are not in it.
     """
 
     pool: str
@@ -78,6 +103,10 @@ class TrialRun:
     energy_j: float | None = None
     speeds: tuple[MeasuredSpeed, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    placement: tuple[int, ...] = (1,)
+    metric: str = ""
+    direction: str = ""
+    curve: tuple[CurvePoint, ...] = ()
 
     @property
     def ended_s(self) -> float:

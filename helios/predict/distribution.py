@@ -1,4 +1,4 @@
-"""Distribution of a run time, learned from pairs of a job and a threshold.
+"""Distribution of run times, learned from pairs of job and threshold.
 
 One binary LightGBM model learns P(T <= t). For training, each job is paired with a few thresholds t, which are drawn
 from earlier jobs and never from its own run time. A pair can be used once the job's age exceeds the threshold, whether

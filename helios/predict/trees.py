@@ -1,4 +1,4 @@
-"""LightGBM's trees as arrays for compiled kernels and the parser of its model text.
+"""LightGBM's trees as arrays, and the parser of its model text.
 
 A call of LightGBM for one row takes longer than the trees themselves (because of its Python layer and thread pool), and
 a replay predicts one job at a time. A test compares the kernels with ``Booster.predict``, bit for bit.

@@ -138,7 +138,7 @@ class JobRuns:
 
 
 def _known_sum(values: pd.Series[Any]) -> float:
-    """Return the sum of the known values, NaN where none of several is known."""
+    """Return the sum of the known values, NaN if none is."""
     return float(values.sum(min_count=min(1, len(values))))
 
 
@@ -368,7 +368,7 @@ def places(
 
 
 class Cause(StrEnum):
-    """Why a pending job does not start, each with its words in a table."""
+    """Cause for which a pending job waits, with its words."""
 
     PRIORITY = "priority"
     """Another job comes before it and cannot start."""
@@ -552,7 +552,7 @@ class ReplayedWait:
             )
 
     def tables(self) -> Iterator[RenderableType]:
-        """Yield a table of the starts, and one of the causes, the longest first."""
+        """Yield tables of starts and of causes, the longest first."""
         starts = plain_table("Replayed, without fair share, limits and drained nodes", "Waited", "Started (UTC)")
         for start in self.starts:
             starts.add_row(escape(start.label), duration(start.wait_s), f"{start.started_at:%Y-%m-%d %H:%M:%S}")

@@ -1,4 +1,4 @@
-"""Tables of models, of what predictions are worth, and of how one prediction comes about."""
+"""Tables of models, their worth, and the steps of a prediction."""
 
 from __future__ import annotations
 

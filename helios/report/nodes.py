@@ -1,4 +1,4 @@
-"""Reports for an administrator on the state of nodes and the changes by Helios."""
+"""Reports on the state of nodes and on changes by Helios."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class PastJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSteps:
-    """How the prediction of a job came about, as it was known at its submission.
+    """Steps to a job's prediction, as known at its submission.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
 
 
 def largest_corrections(explained: Explained) -> list[tuple[str, float]]:
-    """Return the features by which the trees correct a prediction most, with their factors.
+    """Return the features that correct a prediction most, with factors.
 
     The largest comes first. The others are merged, so that the product is that of ``explained.corrections``.
     """

@@ -1,4 +1,4 @@
-"""The latest study of a cluster, stored with its figures drawn for the web page."""
+"""Latest study of a cluster, stored with figures for the web."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def study_path(folder: Path, cluster: str) -> Path:
 
 
 def latest_study(folder: Path, cluster: str) -> StoredStudy | None:
-    """Return the latest study of a cluster, or None where none can be read."""
+    """Return a cluster's latest study, None where none can be read."""
     try:
         stored = json.loads(study_path(folder, cluster).read_text(encoding="utf-8"))
         return StoredStudy(

@@ -171,7 +171,7 @@ class RecordedWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderVerdict:
-    """Waits under each order that a site could use, and which it should have.
+    """Waits under the orders that a site could use, and its verdict.
 
     All three have EASY backfill by time limits; size ages and is bounded as the live order is. There is one rule, and
     every command, page and the nightly check use it.
@@ -237,7 +237,7 @@ class OrderVerdict:
         return WaitRatio.of([ratios.longest for ratios in self.ratios[order]])
 
     def large(self, order: CheckedOrder) -> WaitRatio:
-        """Return what jobs of a node and more wait beside plain FIFO + EASY.
+        """Return what large jobs wait beside plain FIFO + EASY.
 
         NaN without such jobs.
         """

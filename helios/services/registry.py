@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
+from keyword import iskeyword
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -133,8 +134,9 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         A key is unknown, or a value is invalid. The message names what is allowed.
     """
     declared = service_class.Options
+    options = {f"{name}_" if iskeyword(name) else name: value for name, value in options.items()}
     allowed = f"Options of {name}: {'; '.join(map(str, list_options(service_class))) or 'none'}."
-    unknown = sorted(set(options) - {option.name for option in list_options(service_class)})
+    unknown = sorted(set(options) - {field.name for field in dataclasses.fields(declared) if field.init})
     if unknown:
         raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", hint=allowed)
     try:
@@ -199,10 +201,13 @@ def find_flaws(service_class: Any) -> list[str]:
 
 
 def list_options(service_class: type[Any]) -> tuple[ServiceOption, ...]:
-    """Return the options of a service class, in the declared order."""
+    """Return the options of a service class, in the declared order.
+
+    A name that is a word of Python, such as ``for``, has an underscore behind it in the class alone.
+    """
     hints = get_type_hints(service_class.Options, include_extras=False)
     return tuple(
-        ServiceOption(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
+        ServiceOption(name=field.name.removesuffix("_"), type=_type_name(hints[field.name]), default=_default(field))
         for field in dataclasses.fields(service_class.Options)
         if field.init
     )
@@ -284,6 +289,6 @@ def _type_name(declared: Any) -> str:
 
 
 def _validation_message(error: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, error["loc"]))
+    where = ".".join(map(str, error["loc"])).removesuffix("_")
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {message}" if where else message

@@ -1,4 +1,4 @@
-"""Static node weights that make Slurm fill nodes in blocks, so that others become empty.
+"""Static node weights that make Slurm fill nodes in blocks.
 
 Slurm fills the lowest ``Weight`` first and takes one ``NodeName`` line for each node: a second one ends slurmctld
 (22.05.8, fatal: Duplicated NodeName). So whole lines are made of those in slurm.conf.

@@ -192,7 +192,7 @@ def _rank(change: Change[str]) -> int:
 
 
 def _with_left_out(outcome: NodeOutcome, change: Change[str], reading: NodeReading) -> NodeOutcome:
-    """Add to the outcome of a keep-awake list which of its nodes do not exist."""
+    """Add a keep-awake list's missing nodes to its outcome."""
     if change.key != LIST or change.is_revert:
         return outcome
     missing = ", ".join(node for node in nodes_named(change.value) if node not in reading.nodes)

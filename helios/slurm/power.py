@@ -1,4 +1,4 @@
-"""Power state of nodes, and why Helios must leave a node as it is.
+"""Power state of nodes, and reasons to leave a node alone.
 
 Flags are checked against a list of known ones: a node with a flag that this version of Helios does not know is left
 alone.

@@ -1,4 +1,4 @@
-"""Commands that statements of a study propose, on its history, window and nodes.
+"""Commands that statements of a study propose, with its window and nodes.
 
 A command is proposed only if it prints the number of the statement, or one that follows from it.
 """

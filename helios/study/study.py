@@ -129,7 +129,7 @@ def idle_levels(result: Study) -> list[NamedLevel]:
 
 
 def unusable_levels(result: Study) -> list[NamedLevel]:
-    """Return the unusable free units by day, and by reason where that is known."""
+    """Return the unusable free units by day and by known reason."""
     if result.idle is None:
         return []
     edges_s, step_s = result.capacity.edges_s, np.diff(result.capacity.edges_s)

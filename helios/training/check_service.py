@@ -16,11 +16,13 @@ from helios.training.model import (
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
+    ShareTrial,
     StartTrial,
     Trial,
     TrialForecast,
     TrialState,
     by_process,
+    placement,
 )
 from helios.training.ports import PoolService
 
@@ -53,7 +55,7 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
     - It starts only waiting and paused trials, each once, on devices of the snapshot with a free slot, or in a process
       that may train them as well.
     - It promises no more memory than a device has.
-    - It pauses and stops only trials that have not ended.
+    - It pauses and stops only trials that have not ended, and gives shares above 0 and at most 1 to running ones.
     - Every action has a reason.
 
     Parameters
@@ -121,9 +123,9 @@ def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
         a_pool(
             [
                 *states,
-                a_trial(10, device="gpu:0", steps_per_s=7.0, forecast=KNOWN, **MEASURED),
-                a_trial(11, device="gpu:0", steps_per_s=7.0, forecast=KNOWN, **MEASURED),
-                a_trial(12, device="gpu:1", **RUNNING),
+                a_trial(10, devices=("gpu:0",), steps_per_s=7.0, forecast=KNOWN, **MEASURED),
+                a_trial(11, devices=("gpu:0",), steps_per_s=7.0, forecast=KNOWN, **MEASURED),
+                a_trial(12, devices=("gpu:1",), **RUNNING),
                 *(a_trial(number, forecast=KNOWN) for number in range(13, 20)),
             ],
             speeds=SPEEDS,
@@ -134,7 +136,7 @@ def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
         "trials that may be fused",
         a_pool(
             [
-                *(a_trial(number, device="gpu:0", **fused) for number in range(2)),
+                *(a_trial(number, devices=("gpu:0",), **fused) for number in range(2)),
                 *(a_trial(number, fusible="one", most_fused=4) for number in range(2, 9)),
                 *(a_trial(number, family="other", fusible="two", most_fused=4) for number in range(9, 16)),
                 *(a_trial(number, forecast=KNOWN) for number in range(16, 20)),
@@ -143,7 +145,7 @@ def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
             fused=(FusedSpeed(fusible="one", models=2, together_s=1.0, alone_s=0.8),),
         ),
     )
-    yield "trials on a device that is gone", a_pool([a_trial(0, device="gpu:9", **RUNNING), a_trial(1)])
+    yield "trials on a device that is gone", a_pool([a_trial(0, devices=("gpu:9",), **RUNNING), a_trial(1)])
     yield (
         "kills for memory",
         a_pool(
@@ -169,7 +171,7 @@ def _extreme_pools() -> Iterator[tuple[str, PoolSnapshot]]:
                 a_trial(1, forecast=none),
                 a_trial(2, progress=1.5, forecast=KNOWN),
                 a_trial(3, progress=-1.0, parameters={"lr": float("nan"), "layers": (1, 2), "on": True, "none": None}),
-                a_trial(4, device="gpu:0", steps_per_s=0.0, peak_memory_mib=0.0, **RUNNING),
+                a_trial(4, devices=("gpu:0",), steps_per_s=0.0, peak_memory_mib=0.0, **RUNNING),
             ],
             speeds=SPEEDS,
             ends_s=NOW_S - 1,
@@ -183,7 +185,7 @@ def _extreme_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     )
     families = [f"f{number % 300}" for number in range(1_384)]
     many = [
-        a_trial(number, family=families[number], device=f"gpu:{number % 256}", steps_per_s=6.0, **MEASURED)
+        a_trial(number, family=families[number], devices=(f"gpu:{number % 256}",), steps_per_s=6.0, **MEASURED)
         for number in range(384)
     ]
     many += [a_trial(number, family=families[number], forecast=KNOWN) for number in range(384, 1_384)]
@@ -225,7 +227,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
     """Yield the faults of a service's answer for a pool."""
     foreign = [action for action in actions if not isinstance(action, PoolAction)]
     if foreign:
-        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial or StopTrial"
+        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial, StopTrial or ShareTrial"
         return
     trials = {trial.number: trial for trial in pool.trials}
     for number, times in Counter(action.number for action in actions).items():
@@ -241,11 +243,13 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
             {TrialState.WAITING, TrialState.PAUSED}
             if isinstance(action, StartTrial)
             else {TrialState.RUNNING}
-            if isinstance(action, PauseTrial)
+            if isinstance(action, PauseTrial | ShareTrial)
             else {TrialState.RUNNING, TrialState.WAITING, TrialState.PAUSED}
         )
         if state is not None and state not in allowed:
             yield f"a {type(action).__name__} names trial {action.number}, which is {state}"
+        if isinstance(action, ShareTrial) and action.share is not None and not 0 < action.share <= 1:
+            yield f"it gives trial {action.number} a share of {action.share}; shares are above 0 and at most 1"
     yield from _device_faults([action for action in actions if isinstance(action, StartTrial)], pool)
 
 
@@ -275,14 +279,16 @@ def _device_faults(starts: list[StartTrial], pool: PoolSnapshot) -> Iterator[str
     joining = [start for start in starts if start.into is not None]
     starts = [start for start in starts if start.into is None]
     yield from _fusing_faults(starts, joining, pool)
-    slots = Counter([*(trial.device for trial in running), *(start.device for start in starts)])
-    promised_mib: dict[str | None, float] = defaultdict(float)
-    for name, limit in [
-        *((trial.device, trial.memory_limit_mib) for trial in running),
-        *((start.device, start.memory_limit_mib) for start in starts),
-    ]:
-        promised_mib[name] += limit or 0.0
-    for name in dict.fromkeys(start.device for start in starts):
+    there: list[Trial | StartTrial] = [*running, *starts]
+    slots = Counter(name for placed in there for name in placed.devices)
+    promised_mib: dict[str, float] = defaultdict(float)
+    for placed in there:
+        for name in placed.devices:
+            promised_mib[name] += placed.memory_limit_mib or 0.0
+    for start in starts:
+        if not start.devices or len(placement(start.devices)) > 1 or len({*start.devices}) < len(start.devices):
+            yield f"it starts trial {start.number} on {start.devices}; name devices of one node, each once"
+    for name in dict.fromkeys(name for start in starts for name in start.devices):
         device = devices.get(name)
         if device is None:
             yield f"it starts a trial on {name!r}, which is not in the snapshot"

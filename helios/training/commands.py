@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,14 +18,13 @@ from rich.live import Live
 from rich.markup import escape
 from typer import Argument, Option
 
-from helios.cli.options import AsJson, Gain, Report, configuration, low_high
+from helios.cli.options import AsJson, Gain, Report, configuration, expand, low_high, parse_service_options
 from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.training.pool.coordinator import Coordinator
-    from helios.training.pool.sweep import TrainingSweep
 
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
 Folder = Annotated[
@@ -36,14 +36,62 @@ Slots = Annotated[
 Memory = Annotated[
     str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
 ]
+Warm = Annotated[
+    list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
+]
+Mps = Annotated[bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
 """How often a line is printed where there is no terminal."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """Options that say which service decides, and how."""
+
+    service: Annotated[
+        str | None,
+        Option(
+            help="Service that decides what is started where. Default: that of the sweep file, else fixed slots "
+            "(whatif: packing)."
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", help="Set an option of a service: NAME.OPTION=VALUE, such as packing.together=4. Repeatable."),
+    ] = None
+    aim: Annotated[
+        Literal["makespan", "results"] | None,
+        Option("--for", help="What packing aims at: an early end of the sweep, or early results."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the service and its options as ``run_pool`` takes them.
+
+        Raises
+        ------
+        UsageError
+            An option is of another service.
+        """
+        given = parse_service_options(self.settings or [])
+        service = self.service or next(iter(given), None)
+        if others := [name for name in given if name != service]:
+            raise UsageError(
+                f"--set names {others[0]}, and the service is {service}.",
+                hint="A pool has one service, with --service.",
+            )
+        options = given.get(service or "", {}) | ({} if self.aim is None else {"for": self.aim})
+        return {"service": service, "options": options}
+
+
 @commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
+@expand
 def run_(
-    sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
+    *,
+    sweeps: Annotated[
+        list[Path],
+        Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched."),
+    ],
     folder: Folder = None,
     slots: Slots = None,
     device: Annotated[
@@ -53,15 +101,9 @@ def run_(
     time_limit: Annotated[
         str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
     ] = None,
-    service: Annotated[
-        str | None, Option(help="Service that decides what is started where. Default: fixed slots.")
-    ] = None,
-    warm: Annotated[
-        list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
-    ] = None,
-    mps: Annotated[
-        bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")
-    ] = False,
+    service: ServiceOptions,
+    warm: Warm = None,
+    mps: Mps = False,
     shared: Annotated[
         bool, Option("--shared", help="Let other pools work on the same folder at the same time; all must say it.")
     ] = False,
@@ -71,7 +113,7 @@ def run_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the trials of a sweep on this machine, or go on with them.
+    """Run the trials of one or several sweeps on this machine, or go on with them.
 
     Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
     where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
@@ -79,47 +121,54 @@ def run_(
     """
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
-    from helios.training.report import pool_table  # noqa: PLC0415 - as above
-    from helios.training.run import run_pool  # noqa: PLC0415 - no help needs it
+    from helios.training.report import PoolResults  # noqa: PLC0415 - as above
+    from helios.training.run import run_pools  # noqa: PLC0415 - no help needs it
 
     screen: _Lines | _Screen = _Lines(events=events)
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
-        result = run_pool(
-            sweep,
+        found = run_pools(
+            sweeps,
             folder=folder,
             slots=slots,
             kind=device,
             memory_mib=None if memory is None else _mib(memory),
             time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
-            service=service,
+            **service.arguments(),
             warm=warm or (),
             shared=shared,
             mps=mps,
-            watcher=screen.watch,
+            watcher=screen,
             database=_database(),
         )
+    result = PoolResults(results=found)
     print_notes(result.notes)
     if report is not None:
         from helios.training.page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
 
-        write_page(report, render_pool(result))
+        write_page(report, render_pool(result.results))
     if events:
         print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
     else:
-        print_result(result.to_json(), pool_table(result), as_json=as_json)
+        print_result(result.to_json(), result.table(), as_json=as_json)
     if result.reason:
-        print_message(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
+        command = f"helios pool run {' '.join(map(str, sweeps))}"
+        print_message(f"Stopped, since {result.reason}. The same command goes on: {command}")
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
 
 @commands.command("submit", epilog="Example: helios pool submit sweep.toml --gpus 4 --time 8:00:00 --chain 3")
+@expand
 def submit_(
+    *,
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     folder: Folder = None,
     slots: Slots = None,
+    service: ServiceOptions,
+    warm: Warm = None,
+    mps: Mps = False,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
     account: Annotated[str | None, Option(help="Account of Slurm.")] = None,
     pools: Annotated[
@@ -166,7 +215,8 @@ def submit_(
         shards=shards,
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
-    scripts = [job_script(sweep, allocation, folder=folder, slots=slots, pool=member) for member in members]
+    asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, **service.arguments()}
+    scripts = [job_script(sweep, allocation, **asked, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
         print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
@@ -201,7 +251,9 @@ def load_(
 @commands.command(
     "whatif", epilog="Example: helios pool whatif sweep.toml --gpus 4 --memory 16G --run-time 20min --watts 60,300"
 )
+@expand
 def whatif_(
+    *,
     sweep: Annotated[Path, Argument(help="The sweep file.")],
     gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
     memory: Memory = None,
@@ -216,13 +268,14 @@ def whatif_(
         list[Path] | None,
         Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
     ] = None,
+    service: ServiceOptions,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a sweep under several rules of sharing GPUs.
 
-    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the packing of trials, and an oracle that knows all
-    speeds. It runs nothing. What trials need is known from earlier pools, else from the sweep file and the options. See
-    docs/pools.md.
+    The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the service with the options that helios pool run
+    would use, and an oracle that knows all speeds. It runs nothing. What trials need is known from earlier pools, else
+    from the sweep file and the options. See docs/pools.md.
     """
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
@@ -236,6 +289,7 @@ def whatif_(
             gains=None if gain is None else low_high("--gain", gain, example="1.0,1.87"),
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
+            **service.arguments(),
             database=_database(),
             progress=progress,
         )
@@ -272,9 +326,6 @@ class _Lines:
         self._events = events
         self._line_at_s = monotonic() + _LINE_S
 
-    def watch(self, _: TrainingSweep) -> _Lines:
-        return self
-
     def __enter__(self) -> None:
         pass
 
@@ -285,13 +336,14 @@ class _Lines:
         if self._events:
             print(json.dumps(event, allow_nan=False, default=str), flush=True)
         elif event.get("state") == "failed":
-            print_message(f"Trial {event['number']} failed: {event['reason']}")
+            print_message(f"Trial {event['number']} of {event['sweep']} failed: {event['reason']}")
 
     def refresh(self, pool: Coordinator) -> None:
         if not self._events and monotonic() >= self._line_at_s:
             self._line_at_s = monotonic() + _LINE_S
-            ended = sum(trial.ended for trial in pool.state.trials.values())
-            print_message(f"{ended:,} of {pool.total:,} trials have ended ...")
+            ended = sum(record.ended for trials in pool.sweeps for record in trials.state.trials.values())
+            total = sum(trials.total for trials in pool.sweeps)
+            print_message(f"{ended:,} of {total:,} trials have ended ...")
 
 
 class _Screen:
@@ -302,11 +354,6 @@ class _Screen:
         self._began_s = monotonic()
         self._shown_at_s = 0.0
         self._notes: list[str] = []
-        self._metric = ""
-
-    def watch(self, sweep: TrainingSweep) -> _Screen:
-        self._metric = sweep.metric
-        return self
 
     def __enter__(self) -> None:
         self._live.start()
@@ -321,21 +368,22 @@ class _Screen:
             self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
 
     def refresh(self, pool: Coordinator) -> None:
-        from helios.training.report import pool_view, write_parameters  # noqa: PLC0415 - see run_
+        from helios.training.report import SweepView, pool_view  # noqa: PLC0415 - see run_
 
         if monotonic() < self._shown_at_s:
             return
         self._shown_at_s = monotonic() + _REFRESH_S
-        best = pool.best()
-        words = "" if best is None else f"Best {self._metric}: {best.value:.5g}, trial {best.number}"
+        sweeps = [
+            SweepView(
+                name=trials.source.name,
+                counts=Counter(str(record.state) for record in trials.state.trials.values()),
+                finished=trials.finished,
+                total=trials.total,
+                objectives=trials.sweep.objectives,
+            )
+            for trials in pool.sweeps
+        ]
         self._live.update(
-            pool_view(
-                pool.snapshot(),
-                counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
-                total=pool.total,
-                seconds=monotonic() - self._began_s,
-                best=words and f"{words} ({write_parameters(best.parameters if best else {})})",
-                notes=self._notes,
-            ),
+            pool_view(pool.snapshot(), sweeps, seconds=monotonic() - self._began_s, notes=self._notes),
             refresh=True,
         )

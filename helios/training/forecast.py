@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from helios.model.trial_runs import TrialRun
-from helios.training.model import SharedSpeed, Trial, TrialForecast, count_fused, peak_hardly_exceeded
+from helios.training.model import ONE_DEVICE, SharedSpeed, Trial, TrialForecast, count_fused, peak_hardly_exceeded
 
 if TYPE_CHECKING:
     import lightgbm
@@ -82,6 +82,7 @@ class TrialModel:
     def __init__(self, runs: Iterable[TrialRun], *, now_s: float, device_model: str = "") -> None:
         past = [run for run in runs if run.ended_s <= now_s and device_model in {"", run.device_model, run.device_kind}]
         self._facts = trial_facts(past)
+        self._past = past
         self.speeds = measured_speeds(past)
         self._trees: dict[str, dict[str, _Trees]] = {}
 
@@ -127,6 +128,15 @@ class TrialModel:
             if (seconds := own_seconds.get(trial.number)) is not None:
                 forecasts[i] = replace(forecasts[i], seconds_p50=seconds, seconds_p90=seconds)
         return forecasts
+
+    def curves(self, program: str, metric: str) -> list[TrialRun]:
+        """Return the last run of each trial with a curve of a metric."""
+        last = {
+            (run.pool, run.number): run
+            for run in sorted(self._past, key=lambda run: run.attempt)
+            if run.program == program and run.metric == metric
+        }
+        return [run for run in last.values() if run.curve]
 
     def _forecast(
         self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]
@@ -193,26 +203,28 @@ def measured_speeds(runs: Iterable[TrialRun]) -> tuple[SharedSpeed, ...]:
 
     Each trial counts with the time that it was measured.
     """
-    sums: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    sums: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for run in runs:
         for speed in run.speeds:
-            entry = sums[run.family, speed.beside]
+            entry = sums[run.family, speed.beside, run.placement]
             entry[0] += speed.steps_per_s * speed.seconds
             entry[1] += speed.seconds
             entry[2] += 1
     return tuple(
-        SharedSpeed(family=family, beside=beside, steps_per_s=steps / seconds, samples=int(samples))
-        for (family, beside), (steps, seconds, samples) in sorted(sums.items())
+        SharedSpeed(
+            family=family, beside=beside, steps_per_s=steps / seconds, samples=int(samples), placement=placement
+        )
+        for (family, beside, placement), (steps, seconds, samples) in sorted(sums.items())
         if seconds > 0
     )
 
 
 def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
-    """Return what each trial needed, in the order in which they ended.
+    """Return what each trial needed on one device, in the order in which they ended.
 
     Time beside other trials is multiplied by the speed there as a share of the family's speed alone, if both are known.
     """
-    runs = list(runs)
+    runs = [run for run in runs if run.placement == ONE_DEVICE]
     speeds_alone = {speed.family: speed.steps_per_s for speed in measured_speeds(runs) if not speed.beside}
     attempts: dict[tuple[str, int], list[TrialRun]] = defaultdict(list)
     for run in runs:
@@ -225,7 +237,7 @@ def _facts(attempts: Sequence[TrialRun], speeds_alone: Mapping[str, float]) -> T
     """Return the needs of the trial with these attempts."""
     last = max(attempts, key=lambda run: run.attempt)
     done = 1.0 if last.outcome == "finished" else last.progress or 0.0
-    useful = [run for run in attempts if run.outcome in {"finished", "diverged", "running", "paused"}]
+    useful = [run for run in attempts if run.outcome in {"finished", "stopped", "diverged", "running", "paused"}]
     seconds = (
         sum(_seconds_alone(run, speeds_alone.get(run.family)) for run in useful) if done >= LEAST_PROGRESS else None
     )

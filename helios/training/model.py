@@ -6,14 +6,14 @@ It also decides which trials train as one stack in one process, because the pool
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from helios.model.trial_runs import TrialRun
+from helios.model.trial_runs import CurvePoint, TrialRun
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -21,6 +21,10 @@ PEAKS_WEIGHT = 12
 """Number of trials for which the result of ``peak_hardly_exceeded`` is as far above the largest as that is above the
 median. With 12 about one trial in a hundred needs more, if the logarithms of peaks are normal."""
 
+NUMBERS = 1_000_000
+"""Numbers of a sweep's trials: in the first sweep of a pool from 0, in the second from so many, and so on."""
+ONE_DEVICE = (1,)
+"""Placement on one device."""
 _FUSED = "{others} more in its process"
 
 
@@ -61,6 +65,9 @@ class Device:
         Memory that trials may share, MiB.
     slots : int
         Most trials at the same time.
+    places : int
+        How many trials run at the same time where they have shares of its time. On a CPU it is the cores, by those of a
+        trial.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Device:
     memory_mib: float
     model: str = ""
     slots: int = 8
+    places: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,30 +125,31 @@ class Trial:
     Attributes
     ----------
     number : int
-        Unique in the pool, from 0 in the order in which trials were made.
+        Unique in the pool: that in its sweep, from 0 in the order in which trials were made, and a million for each
+        sweep of the pool before its own.
     parameters : mapping
         Parameters of the program.
     family : str
         Trials of one family run the same program at the same shapes, so that similar needs are expected.
     state : TrialState
-    device : str, optional
-        Name of the device on which it runs.
+    devices : tuple of str
+        Names of the devices on which it runs. Empty where it does not.
     started_s : float, optional
         When this attempt began, s since the epoch.
     attempts : int
         How often it was started.
     memory_limit_mib : float, optional
-        Memory limit of this attempt.
+        Memory limit of this attempt on each of its devices.
     memory_mib : float, optional
-        Memory that this attempt uses now.
+        Memory that this attempt uses now, on the device where it uses most.
     peak_memory_mib : float, optional
-        Peak memory of all attempts so far.
+        Peak of that memory over all attempts so far.
     out_of_memory_mib : float, optional
         Limit at which it was killed for memory, so that it needs more.
     progress : float, optional
         Reported share that is done, 0 to 1.
     steps_per_s : float, optional
-        Reported speed of the last minute.
+        Reported speed of the last minute. Of a trial with a share it is that of the time in which it ran.
     forecast : TrialForecast
     fusible : str
         Trials with the same text may be trained as one stack in one process. Empty where this one has its own process.
@@ -148,13 +157,24 @@ class Trial:
         Most trials of such a process.
     process : int, optional
         Process of a running trial that may be fused. All trials in one process share its number and memory limit.
+    weight : float
+        Importance, relative to other trials, that the sweep's owner gives it.
+    share : float, optional
+        Part of its device's time that it is given now, above 0 and at most 1. None while nothing on the device has a
+        share: then all run side by side.
+    curve : tuple of CurvePoint
+        The metric of the sweep by step so far, at most 200 points.
+    sweep : str
+        Name of its sweep. Empty where the pool has one only.
+    owner : str
+        Whose sweep it is.
     """
 
     number: int
     parameters: Mapping[str, Any]
     family: str = ""
     state: TrialState = TrialState.WAITING
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     started_s: float | None = None
     attempts: int = 0
     memory_limit_mib: float | None = None
@@ -167,6 +187,16 @@ class Trial:
     fusible: str = ""
     most_fused: int = 1
     process: int | None = None
+    weight: float = 1.0
+    share: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    sweep: str = ""
+    owner: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number in its sweep, behind the name of the sweep where there are several."""
+        return f"{self.sweep}:{self.number % NUMBERS}" if self.sweep else str(self.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,17 +208,20 @@ class SharedSpeed:
     family : str
         Family of the trial.
     beside : tuple of str
-        Families of the others on the device, sorted. Empty where it is alone. For trials in its own process, the result
-        of :func:`~helios.training.model.fused_with`.
+        Families of the others on its devices, sorted. Empty where it is alone. For trials in its own process, the
+        result of :func:`~helios.training.model.fused_with`.
     steps_per_s : float
     samples : int
         Number of trials that were measured.
+    placement : tuple of int
+        Result of :func:`placement` for its devices.
     """
 
     family: str
     beside: tuple[str, ...]
     steps_per_s: float
     samples: int
+    placement: tuple[int, ...] = ONE_DEVICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,19 +287,21 @@ Runs that have not ended have the outcome ``running``.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrial:
-    """Start a waiting or paused trial on a device.
+    """Start a waiting or paused trial.
 
     Attributes
     ----------
+    devices : tuple of str
+        Devices of one node, each of which must have a slot for it.
     memory_limit_mib : float, optional
-        Memory limit. None for all memory of the device.
+        Memory limit on each device. None for all memory of the device.
     into : int, optional
         Trial whose process is to train this one as well. It runs, or an earlier action of the same list starts it. The
         process keeps its memory limit.
     """
 
     number: int
-    device: str
+    devices: tuple[str, ...]
     memory_limit_mib: float | None
     reason: str
     into: int | None = None
@@ -282,13 +317,63 @@ class PauseTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTrial:
-    """End a trial for good, as pruned."""
+    """End a trial for good.
+
+    Attributes
+    ----------
+    finished : bool
+        Whether it ends as finished, with the last value that it reported. By default it ends as pruned.
+    """
 
     number: int
     reason: str
+    finished: bool = False
 
 
-PoolAction = StartTrial | PauseTrial | StopTrial
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareTrial:
+    """Give a running trial a share of its device's time.
+
+    Shares hold while at least one trial of the device has one. The trials without one then divide the rest equally.
+    Shares that sum to more than what is there are scaled down, and time that nobody is given, or that a trial cannot
+    use, goes to the others. Memory stays with every trial. A share of a fused trial is that of its process.
+
+    Attributes
+    ----------
+    share : float, optional
+        Fraction of the time in which the trial has the device for itself, above 0 and at most 1. None takes the
+        trial's share back.
+    """
+
+    number: int
+    share: float | None
+    reason: str
+
+
+PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial
+
+
+def node_name(device: str) -> str:
+    """Return the name of a device's node, empty for the one of the coordinator."""
+    return device.rpartition("/")[0]
+
+
+def placement(devices: Iterable[str]) -> tuple[int, ...]:
+    """Return how many of some devices each node has, most first."""
+    return tuple(sorted(Counter(map(node_name, devices)).values(), reverse=True))
+
+
+def name_directions(objectives: Mapping[str, bool]) -> list[str]:
+    """Return ``maximize`` or ``minimize`` for each metric."""
+    return ["maximize" if maximize else "minimize" for maximize in objectives.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChoice:
+    """A service for pools, and its options that differ from their defaults."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fused_with(others: int) -> str:
@@ -376,19 +461,21 @@ def _start_group(
     for process in running:
         lead = process[0]
         for _ in range(min(len(left), size - len(process))):
-            reason = f"trained with trial {lead.number}"
-            actions.append(_start(left.pop(0), str(lead.device), None, lead.number, reason))
+            reason = f"trained with trial {lead.label}"
+            actions.append(_start(left.pop(0), lead.devices, None, lead.number, reason))
     for _ in range(min(n_new, len(left))):
         device, count = slots.pop(0), min(size, len(left))
         lead = left.pop(0)
         limit_mib = device.memory_mib / device.slots
         reason = f"{count} trials in one process" if count > 1 else "a slot is free"
-        actions.append(_start(lead, device.name, limit_mib, None, reason))
-        actions += [_start(left.pop(0), device.name, limit_mib, lead.number, reason) for _ in range(count - 1)]
+        actions.append(_start(lead, (device.name,), limit_mib, None, reason))
+        actions += [_start(left.pop(0), (device.name,), limit_mib, lead.number, reason) for _ in range(count - 1)]
         if not left:
             break
     return actions
 
 
-def _start(trial: Trial, device: str, limit_mib: float | None, into: int | None, reason: str) -> StartTrial:
-    return StartTrial(number=trial.number, device=device, memory_limit_mib=limit_mib, reason=reason, into=into)
+def _start(
+    trial: Trial, devices: tuple[str, ...], limit_mib: float | None, into: int | None, reason: str
+) -> StartTrial:
+    return StartTrial(number=trial.number, devices=devices, memory_limit_mib=limit_mib, reason=reason, into=into)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import le
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.tables import plain_table
-from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process
+from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process, name_directions
 from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
@@ -25,10 +26,8 @@ class PoolResult:
     Attributes
     ----------
     trials : sequence of mapping
-        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``seconds``, ``peak_memory_mib``,
-        ``attempts``, ``device`` and, where there is one, ``reason``.
-    values : mapping
-        The metric that is compared, for each finished trial that reported it.
+        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``value`` (the last one of the first
+        metric), ``seconds``, ``peak_memory_mib``, ``attempts``, ``devices`` and, where there is one, ``reason``.
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
@@ -37,6 +36,10 @@ class PoolResult:
         Why trials are left. Empty where none are.
     signal : int, optional
         What ended it.
+    more_metrics : mapping of str to bool
+        Further metrics that are compared, and whether more of each is better.
+    is_log : mapping of str to bool
+        Whether the range of a parameter is logarithmic.
     """
 
     name: str
@@ -45,18 +48,29 @@ class PoolResult:
     maximize: bool
     devices: Sequence[Device]
     trials: Sequence[Mapping[str, Any]]
-    values: Mapping[int, float]
     total: int
     seconds: float
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
+    more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    is_log: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def objectives(self) -> dict[str, bool]:
+        """All metrics that are compared, and whether more of each is better."""
+        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
+
+    @property
+    def front(self) -> list[int]:
+        """Numbers of the best trials."""
+        finished = (trial for trial in self.trials if trial["state"] == TrialState.FINISHED)
+        return find_best({trial["number"]: trial["metrics"] for trial in finished}, self.objectives)
 
     @property
     def best(self) -> int | None:
-        """Number of the finished trial with the best metric."""
-        choose = max if self.maximize else min
-        return choose(self.values, key=self.values.__getitem__, default=None)
+        """Number of the finished trial with the best metric, None where several are compared."""
+        return next(iter(self.front), None) if not self.more_metrics else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -75,12 +89,13 @@ class PoolResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer of ``helios pool run --json``."""
+        directions = name_directions(self.objectives)
         best = next((trial for trial in self.trials if trial["number"] == self.best), None)
         return {
             "sweep": self.name,
             "folder": self.folder,
-            "metric": self.metric or None,
-            "direction": ("maximize" if self.maximize else "minimize") if self.metric else None,
+            "metric": list(self.objectives) if self.more_metrics else self.metric or None,
+            "direction": directions if self.more_metrics else next(iter(directions), None),
             "total": self.total,
             "seconds": round(self.seconds, 3),
             "left": self.reason or None,
@@ -93,10 +108,84 @@ class PoolResult:
                 }
                 for device in self.devices
             ],
-            "best": None if best is None else {**best, "value": self.values[best["number"]]},
+            "best": best,
+            "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResults:
+    """How a run of a pool of one or several sweeps ended."""
+
+    results: Sequence[PoolResult]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know, each once."""
+        return [*dict.fromkeys(note for result in self.results for note in result.notes)]
+
+    @property
+    def reason(self) -> str:
+        """Why trials of any sweep are left. Empty where none are."""
+        return next((result.reason for result in self.results if result.reason), "")
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command."""
+        return max(result.exit_code for result in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of ``helios pool run --json``, a list of answers for several sweeps."""
+        answers = [result.to_json() for result in self.results]
+        return answers[0] if len(answers) == 1 else {"sweeps": answers}
+
+    def table(self) -> RenderableType:
+        """Show the best and the failed trials of each sweep."""
+        tables = [pool_table(result) for result in self.results]
+        return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
+
+
+def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
+    """Return the numbers of trials that no other trial equals or beats in every metric.
+
+    With one metric this is one trial, with several the Pareto front, the best by the first metric first. Of equal
+    trials the first one counts, and trials that lack a metric do not.
+
+    Parameters
+    ----------
+    metrics : mapping
+        What each finished trial reported, by its number.
+    objectives : mapping of str to bool
+        The metrics to compare, and whether more of each is better.
+    """
+    signs = {name: -1.0 if maximize else 1.0 for name, maximize in objectives.items()}
+    costs = sorted(
+        (tuple(sign * reported[name] for name, sign in signs.items()), number)
+        for number, reported in metrics.items()
+        if signs and signs.keys() <= reported.keys()
+    )
+    front: list[tuple[tuple[float, ...], int]] = []
+    for cost, number in costs:
+        if not any(all(map(le, better, cost)) for better, _ in front):
+            front.append((cost, number))
+    return [number for _, number in front]
+
+
+def best_in_words(
+    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]], objectives: Mapping[str, bool]
+) -> list[str]:
+    """Return sentences on the best trials, from the metrics and parameters of all that finished."""
+    front = find_best({number: metrics for number, (metrics, _) in finished.items()}, objectives)
+    sentences = []
+    for number in front[:MOST_SHOWN]:
+        metrics, parameters = finished[number]
+        values = ", ".join(f"{name}: {metrics[name]:.5g}" for name in objectives)
+        sentences.append(f"Best {values}, trial {number} ({write_parameters(parameters)}).")
+    if len(objectives) > 1 and front:
+        sentences.insert(0, f"{count_in_words(len(front), 'trial')} that no other trial beats in every metric:")
+    return sentences
 
 
 def write_parameters(parameters: Mapping[str, Any]) -> str:
@@ -114,12 +203,17 @@ def memory_in_words(mib: float | None) -> str:
 
 
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
-    """Return the trials, the best first."""
-    sign = -1.0 if result.maximize else 1.0
+    """Return the trials, the best first.
 
-    def key(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
-        value = result.values.get(trial["number"])
-        return (value is None, sign * (value or 0.0), trial["number"])
+    Those that did not finish come after all that did.
+    """
+    sign = -1.0 if result.maximize else 1.0
+    front = {*result.front}
+
+    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+        value, is_finished = trial["value"], trial["state"] == TrialState.FINISHED
+        number = trial["number"]
+        return (number not in front, not is_finished, value is None, sign * (value or 0.0), number)
 
     return sorted(result.trials, key=key)
 
@@ -128,9 +222,8 @@ def pool_table(result: PoolResult) -> RenderableType:
     """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
-    table = plain_table(
-        "Trial", "Parameters", "State", result.metric or "Metric", "Time", "Memory", "Starts", right_from=3
-    )
+    metrics = [*result.objectives] or ["Metric"]
+    table = plain_table("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", right_from=3)
     for trial in [*shown, *failed[:MOST_SHOWN]]:
         table.add_row(*map(escape, trial_cells(result, trial)))
     lines: list[RenderableType] = [table, ""]
@@ -142,13 +235,13 @@ def pool_table(result: PoolResult) -> RenderableType:
 
 def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
     """Return what tables and pages show of a trial."""
-    value = result.values.get(trial["number"])
+    reported = {} if trial["state"] in {TrialState.DIVERGED, TrialState.FAILED} else trial["metrics"]
     missing = "not finite" if trial["state"] == TrialState.DIVERGED else ""
     return [
         str(trial["number"]),
         write_parameters(trial["parameters"]),
         str(trial["state"]),
-        missing if value is None else f"{value:.5g}",
+        *(f"{reported[name]:.5g}" if name in reported else missing for name in result.objectives or [""]),
         rounded_duration(trial["seconds"]),
         memory_in_words(trial["peak_memory_mib"]),
         str(trial["attempts"]),
@@ -161,12 +254,10 @@ def pool_sentences(result: PoolResult) -> list[str]:
     sentences = [
         f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."
     ]
-    best = next((trial for trial in result.trials if trial["number"] == result.best), None)
-    if best is not None:
-        value = result.values[best["number"]]
-        sentences.append(
-            f"Best {result.metric}: {value:.5g}, trial {best['number']} ({write_parameters(best['parameters'])})."
-        )
+    finished = (trial for trial in result.trials if trial["state"] == TrialState.FINISHED)
+    sentences += best_in_words(
+        {trial["number"]: (trial["metrics"], trial["parameters"]) for trial in finished}, result.objectives
+    )
     diverged = [trial for trial in result.trials if trial["state"] == TrialState.DIVERGED]
     if diverged:
         first = diverged[0]
@@ -178,29 +269,47 @@ def pool_sentences(result: PoolResult) -> list[str]:
     return sentences
 
 
-def pool_view(
-    snapshot: PoolSnapshot, *, counts: Mapping[str, int], total: int, seconds: float, best: str, notes: Sequence[str]
-) -> RenderableType:
-    """Show a pool while it runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepView:
+    """A sweep of a pool that runs.
 
-    Parameters
+    Attributes
     ----------
     counts : mapping
         Trials made so far by state.
+    finished : mapping
+        Metrics and parameters of each trial that has finished, by its number.
     total : int
         Trials of the whole sweep.
-    best : str
-        The best trial so far, in words. Empty where none is known.
+    objectives : mapping of str to bool
+        Metrics that are compared, and whether more of each is better.
     """
-    ended = sum(counts.get(state, 0) for state in ENDED)
-    words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])
-    lines: list[RenderableType] = [
-        f"{bar(ended / total if total else 0.0)} {ended:,} of {total:,} trials in {rounded_duration(seconds)} ({words})"
-    ]
+
+    name: str
+    counts: Mapping[str, int]
+    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]]
+    total: int
+    objectives: Mapping[str, bool]
+
+    def progress(self, seconds: float, *, named: bool) -> str:
+        """Return how far it is, in words."""
+        ended = sum(self.counts.get(state, 0) for state in ENDED)
+        words = ", ".join(f"{self.counts[state]:,} {state}" for state in sorted(self.counts))
+        of_sweep = f" of {self.name}" if named else ""
+        done = bar(ended / self.total if self.total else 0.0)
+        return f"{done} {ended:,} of {self.total:,} trials{of_sweep} in {rounded_duration(seconds)} ({words})"
+
+
+def pool_view(
+    snapshot: PoolSnapshot, sweeps: Sequence[SweepView], *, seconds: float, notes: Sequence[str]
+) -> RenderableType:
+    """Show a pool while it runs."""
+    several = len(sweeps) > 1
+    lines: list[RenderableType] = [escape(sweep.progress(seconds, named=several)) for sweep in sweeps]
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
-        on_device = [trial for trial in running if trial.device == device.name]
+        on_device = [trial for trial in running if device.name in trial.devices]
         used = sum(trial.memory_mib or 0.0 for trial in on_device)
         table.add_row(
             escape(device.name),
@@ -214,14 +323,17 @@ def pool_view(
         for trial in on_device[:MOST_SHOWN]:
             table.add_row("", *_running_cells(trial, snapshot.now_s))
     lines.append(table)
-    if best:
-        lines.append(escape(best))
+    for sweep in sweeps:
+        lines += [
+            escape(f"{sweep.name}: {sentence}" if several else sentence)
+            for sentence in best_in_words(sweep.finished, sweep.objectives)
+        ]
     return Group(*lines, *(escape(f"note: {note}") for note in notes[-3:]))
 
 
 def _running_cells(trial: Trial, now_s: float) -> list[str]:
     return [
-        str(trial.number),
+        escape(trial.label),
         escape(write_parameters(trial.parameters)),
         "" if trial.progress is None else f"{trial.progress:.0%}",
         rounded_duration(now_s - (trial.started_s or now_s)),

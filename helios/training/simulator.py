@@ -1,4 +1,4 @@
-"""Simulate a pool on measured speeds, and compare rules of sharing devices.
+"""Simulate a pool on measured speeds.
 
 Speeds were measured for trials alone and in pairs; none are published for three and more. Three or more trials on a
 device are simulated as if each of their pairs ran for the same share of the time, so they gain nothing over pairs.
@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
-from helios.errors import HeliosError
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.training.model import (
+    ONE_DEVICE,
     Device,
     Forecast,
     PauseTrial,
@@ -38,34 +34,12 @@ from helios.training.model import (
     TrialState,
     peak_hardly_exceeded,
 )
+from helios.training.pair_profiles import PairProfiles
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
 QUERIES_PER_TRIAL = 20
 """Least number of times that a rule decides in the mean length of a trial. In a real pool it does about each second."""
-
-
-class ProfilesInvalid(HeliosError):
-    """Measured speeds cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PairProfiles:
-    """Measured speeds of families, alone and in pairs.
-
-    Attributes
-    ----------
-    families : tuple of str
-        n of them.
-    alone : float64 array of shape (n,)
-        Steps a second alone.
-    beside : float64 array of shape (n, n)
-        Speed of the row's family beside one of the column's, as a share of its speed alone; NaN: they do not fit.
-    """
-
-    families: tuple[str, ...]
-    alone: NDArray[np.float64]
-    beside: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,49 +130,6 @@ class PoolOutcome:
     ended_s: tuple[float, ...]
 
 
-def read_pair_profiles(path: Path, *, gpu: str) -> PairProfiles:
-    """Read measured speeds of one GPU type.
-
-    Parameters
-    ----------
-    path : Path
-        CSV with the columns ``gpu``, ``model``, ``gpus``, ``other_model``, ``steps_per_s`` and ``other_steps_per_s``,
-        as published for Gavel (OSDI'20): alone where ``other_model`` is empty, 0 where two do not fit.
-    gpu : str
-        A value of the column ``gpu``.
-
-    Raises
-    ------
-    ProfilesInvalid
-        A column is missing, or nothing is there of that GPU.
-    """
-    try:
-        rows = pd.read_csv(path)
-        rows = rows[(rows["gpu"] == gpu) & (rows["gpus"] == 1)]
-        alone = rows[rows["other_model"].isna()].drop_duplicates("model").set_index("model")["steps_per_s"]
-        pairs = rows[rows["other_model"].notna()]
-        families = tuple(sorted(alone.index, key=_natural))
-        speeds = pairs.pivot_table(index="model", columns="other_model", values="steps_per_s")
-        mirrored = pairs.pivot_table(index="other_model", columns="model", values="other_steps_per_s")
-    except (OSError, KeyError, ValueError) as reason:
-        raise ProfilesInvalid(
-            f"Speeds cannot be read from {path}: {reason}.",
-            hint="Give a CSV with gpu, model, gpus, other_model, steps_per_s and other_steps_per_s.",
-        ) from reason
-    if not families:
-        raise ProfilesInvalid(f"{path} has no speeds of {gpu!r}.", hint="Name a GPU of its column gpu.")
-    table = speeds.reindex(index=families, columns=families)
-    table = table.fillna(mirrored.reindex(index=families, columns=families))
-    grid = table.to_numpy(dtype=np.float64)
-    steps = alone.reindex(families).to_numpy(dtype=np.float64)
-    beside = np.where(grid > 0, grid / steps[:, None], np.nan)
-    return PairProfiles(families=families, alone=steps, beside=np.where(np.isnan(beside.T), np.nan, beside))
-
-
-def _natural(name: str) -> tuple[str | int, ...]:
-    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
-
-
 @dataclass(slots=True)
 class _Attempt:
     """A trial on a device."""
@@ -270,7 +201,9 @@ class SimulatedPool:
         self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
         self._speed_sums = {
-            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples) for speed in known_speeds
+            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples)
+            for speed in known_speeds
+            if speed.placement == ONE_DEVICE
         }
         self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak_mib: dict[int, float] = {}
@@ -382,7 +315,7 @@ class SimulatedPool:
             parameters=true.parameters,
             family=self._names[true.family],
             state=self._state[number],
-            device=None if attempt is None else self.devices[attempt.device].name,
+            devices=() if attempt is None else (self.devices[attempt.device].name,),
             started_s=None if attempt is None else attempt.started_s,
             attempts=self._attempts[number],
             memory_limit_mib=None if attempt is None else attempt.limit_mib,
@@ -425,14 +358,18 @@ class SimulatedPool:
                     self._update_rates(attempt.device)
             elif isinstance(action, StopTrial):
                 raise RuntimeError("A simulated trial runs to its end.")
+            else:
+                raise RuntimeError("A simulated trial cannot be given a share of its device.")
 
     def _start(self, action: StartTrial) -> None:
         number = action.number
         if self._state[number] not in {TrialState.WAITING, TrialState.PAUSED} or not self._arrived[number]:
             raise RuntimeError(f"Trial {number} is {self._state[number]} and cannot be started.")
-        index = self._device_index[action.device]
+        if len(action.devices) != 1:
+            raise RuntimeError(f"Trial {number} is to start on {len(action.devices)} devices, and one is simulated.")
+        index = self._device_index[action.devices[0]]
         if len(self._attempts_on[index]) >= self.devices[index].slots:
-            raise RuntimeError(f"{action.device} has no free slot for trial {number}.")
+            raise RuntimeError(f"{action.devices[0]} has no free slot for trial {number}.")
         attempt = _Attempt(
             number=number,
             device=index,
@@ -582,184 +519,3 @@ class SimulatedPool:
             true, started_s = self.trials[number], self._running[number].started_s
             self._family_lengths_s[family].append(true.seconds if true.reports else self.now_s - started_s)
             self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
-
-
-def share_fixed(together: int) -> Decide:
-    """Return the rule of a fixed number of trials on a device, started in order.
-
-    A trial that was killed for memory starts again alone on a device.
-    """
-
-    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
-        free = {device.name: min(together, device.slots) for device in snapshot.devices}
-        empty = dict.fromkeys(free, True)
-        for trial in snapshot.trials:
-            if trial.state is TrialState.RUNNING and trial.device is not None:
-                empty[trial.device] = False
-                free[trial.device] -= 1 if trial.out_of_memory_mib is None else together
-        actions: list[PoolAction] = []
-        for trial in snapshot.trials:
-            if trial.state is not TrialState.WAITING:
-                continue
-            alone = trial.out_of_memory_mib is not None
-            fitting = [name for name, slots in free.items() if (empty[name] if alone else slots > 0)]
-            if not fitting:
-                continue
-            name = max(fitting, key=lambda name: free[name])
-            free[name] -= together if alone else 1
-            empty[name] = False
-            actions.append(
-                StartTrial(number=trial.number, device=name, memory_limit_mib=None, reason=f"up to {together} share")
-            )
-        return actions
-
-    return decide
-
-
-def with_true_values(
-    decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, lengths: bool = True
-) -> Decide:
-    """Return a rule that is given the true values from the start.
-
-    These are all speeds, the memory, and the length of each trial or, without ``lengths``, the mean of its family.
-    """
-    names = profiles.families
-    family_seconds: dict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        family_seconds[trial.family].append(trial.seconds)
-
-    def true_speed(family: int, beside: tuple[int, ...]) -> SharedSpeed:
-        share = 1.0 if not beside else float(profiles.beside[family, beside[0]])
-        steps_per_s = 0.0 if math.isnan(share) else share * float(profiles.alone[family])
-        others = tuple(names[other] for other in beside)
-        return SharedSpeed(family=names[family], beside=others, steps_per_s=steps_per_s, samples=1_000)
-
-    families = sorted(family_seconds)
-    speeds = (
-        *(true_speed(family, ()) for family in families),
-        *(true_speed(family, (other,)) for family in families for other in families),
-    )
-    forecasts = [
-        TrialForecast(
-            memory_p50_mib=trial.memory_mib,
-            memory_p95_mib=trial.memory_mib,
-            seconds_p50=trial.seconds if lengths else float(np.mean(family_seconds[trial.family])),
-        )
-        for trial in trials
-    ]
-
-    def with_truth(trial: Trial) -> Trial:
-        running = trial.state is TrialState.RUNNING
-        return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
-
-    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolComparison:
-    """Outcomes of the same trials under several rules.
-
-    Attributes
-    ----------
-    outcomes : dict of str to PoolOutcome
-        By the rule's name: ``exclusive``, ``fixed 2`` and so on, the given ones, and ``oracle``.
-    bound_s : float
-        No schedule has a shorter makespan: the longest trial alone from its arrival, s.
-    oracle_plan : str
-        Plan that was the oracle's best.
-    """
-
-    outcomes: Mapping[str, PoolOutcome]
-    bound_s: float
-    oracle_plan: str
-
-    def share_of_gain(self, rule: str) -> float:
-        """Return the share of the oracle's gain that a rule reaches.
-
-        The gain is in makespan over exclusive; NaN without one.
-        """
-        exclusive, best = self.outcomes["exclusive"].makespan_s, self.outcomes["oracle"].makespan_s
-        gained = exclusive - self.outcomes[rule].makespan_s
-        return gained / (exclusive - best) if best < exclusive else math.nan
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, one object for each rule."""
-        shares = {name: self.share_of_gain(name) for name in self.outcomes}
-        return {
-            "bound_s": self.bound_s,
-            "oracle_plan": self.oracle_plan,
-            "rules": {
-                name: {key: _finite(value) for key, value in asdict(outcome).items() if key != "ended_s"}
-                | {"share_of_oracle_gain": _finite(shares[name])}
-                for name, outcome in self.outcomes.items()
-            },
-        }
-
-
-def compare_pool_rules(
-    trials: Sequence[SimulatedTrial],
-    devices: Sequence[Device],
-    profiles: PairProfiles,
-    *,
-    rules: Mapping[str, Decide],
-    planners: Mapping[str, Decide],
-    fixed: Sequence[int] = (2, 4, 8),
-    costs: PoolCosts | None = None,
-    seed: int = 0,
-    forecast: Forecast | None = None,
-    known_speeds: Sequence[SharedSpeed] = (),
-    progress: Callable[[str], None] = lambda _: None,
-) -> PoolComparison:
-    """Simulate a sweep under several rules of sharing devices.
-
-    Parameters
-    ----------
-    trials, devices, profiles, costs, seed, forecast, known_speeds
-        As of :class:`SimulatedPool`.
-    rules : mapping of str to Decide
-        Rules to compare, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
-    planners : mapping of str to Decide
-        Rules for the oracle, which get the true speeds, lengths and memory. The oracle is the best in makespan of them,
-        of the fixed rules, and of ``rules``, with the true values and without.
-    fixed : sequence of int
-        Numbers of trials that share a device under a fixed rule.
-    progress : callable
-        Called with the name of each rule before it runs.
-
-    Returns
-    -------
-    PoolComparison
-    """
-
-    def outcome(name: str, decide: Decide) -> PoolOutcome:
-        progress(name)
-        return SimulatedPool(
-            trials, devices, profiles, costs=costs, seed=seed, forecast=forecast, known_speeds=known_speeds
-        ).run(decide)
-
-    outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
-    outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}
-    outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
-    plans = dict(outcomes)
-    for name, decide in {**rules, **planners, "longest first": longest_first}.items():
-        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", with_true_values(decide, trials, profiles))
-    best = min(plans, key=lambda name: plans[name].makespan_s)
-    first = min((trial.arrives_s for trial in trials), default=0.0)
-    bound = max((trial.arrives_s + trial.seconds - first for trial in trials), default=0.0)
-    return PoolComparison(outcomes=outcomes | {"oracle": plans[best]}, bound_s=bound, oracle_plan=best)
-
-
-def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:
-    """Start the longest trials first, each alone on a device."""
-    taken = {trial.device for trial in snapshot.trials if trial.state is TrialState.RUNNING}
-    free = [device.name for device in snapshot.devices if device.name not in taken]
-    waiting = [trial for trial in snapshot.trials if trial.state is TrialState.WAITING]
-    waiting.sort(key=lambda trial: (-(trial.forecast.seconds_p50 or 0.0), trial.number))
-    return [
-        StartTrial(number=trial.number, device=name, memory_limit_mib=None, reason="the longest first")
-        for trial, name in zip(waiting, free, strict=False)
-    ]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
 from helios.private_files import make_folder
 from helios.training.pool.sweep_file import read_training_sweep
-
-if TYPE_CHECKING:
-    pass
+from helios.training.services import build_for_pool, choose_service
 
 SUBMIT_S = 60.0
 """How long sbatch may take."""
@@ -61,21 +60,29 @@ def job_script(
     *,
     folder: Path | None = None,
     slots: int | None = None,
+    warm: Sequence[str] = (),
+    mps: bool = False,
+    service: str | None = None,
+    options: Mapping[str, Any] = {},
     pool: int | None = None,
 ) -> str:
     """Return a batch script that runs a sweep in one allocation.
 
     Parameters
     ----------
+    slots, warm, mps, service, options
+        As of :func:`~helios.training.run.run_pool`.
     pool : int, optional
         Number of the pool among several that share the folder, from 1.
 
     Raises
     ------
     UsageError
-        The sweep cannot be run, or an option has more than one line.
+        The sweep cannot be run, there is no such service, or an option has more than one line.
     """
-    read_training_sweep(path)
+    choice = choose_service(read_training_sweep(path).service, service, options)
+    if choice is not None:
+        build_for_pool(choice.name, choice.options)
     into = (folder or path.with_suffix(".pool")).absolute()
     place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
     asked = {
@@ -93,14 +100,18 @@ def job_script(
         "mem": allocation.memory,
         "time": allocation.time_limit,
     }
-    options = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
-    if any(not option.isprintable() for option in options):
+    directives = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
+    if any(not option.isprintable() for option in directives):
         raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
-    words = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
-    words += [] if slots is None else ["--slots", str(slots)]
-    words += [] if pool is None else ["--shared"]
+    command = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
+    command += [] if slots is None else ["--slots", str(slots)]
+    command += [word for module in warm for word in ("--warm", module)] + ["--mps"] * mps
+    command += [] if service is None else ["--service", service]
+    if choice is not None:
+        command += [word for name in options for word in ("--set", f"{choice.name}.{name}={json.dumps(options[name])}")]
+    command += [] if pool is None else ["--shared"]
     # exec, so that the signal before the end of the allocation reaches Helios itself.
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", f"exec {shlex.join(words)}"]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in directives), "", f"exec {shlex.join(command)}"]
     return "\n".join(lines) + "\n"
 
 

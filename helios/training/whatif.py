@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,14 +19,17 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import Device, SharedSpeed, Trial, TrialForecast
+from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
+from helios.training.pair_profiles import PairProfiles
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
 from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.sweep_file import read_training_sweep
+from helios.training.services import build_for_pool, choose_service
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.simulator import PairProfiles, PoolCosts, SimulatedTrial, compare_pool_rules
+from helios.training.sharing_rules import compare_pool_rules
+from helios.training.simulator import PoolCosts, SimulatedTrial
 from helios.training.whatif_report import PoolWhatIf
 from helios.units import count_in_words, rounded_duration
 
@@ -47,13 +51,16 @@ def pool_whatif(
     gains: tuple[float, float] | None = None,
     watts: tuple[float, float] | None = None,
     folders: Sequence[Path] = (),
+    service: str | None = None,
+    options: Mapping[str, Any] = {},
     database: str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> PoolWhatIf:
     """Simulate the trials of a sweep file under several rules.
 
-    The rules are exclusive GPUs, fixed sharing, the packing of trials, and an oracle.
+    The rules are exclusive GPUs, fixed sharing, the service that ``run_pool`` would use with the same arguments, and an
+    oracle.
 
     Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
     pools in ``folders``. The arguments, and ``memory`` of the sweep file, stand above what these tell.
@@ -71,6 +78,10 @@ def pool_whatif(
         measured from nothing to what was measured on the best card.
     watts : pair of float, optional
         Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
+    service : str, optional
+        Service that is compared. None for that of the sweep file, else the packing of trials.
+    options : mapping
+        Options of the service, above those of the sweep file.
     database : str, optional
         URL of the warehouse, if there is one.
 
@@ -83,6 +94,9 @@ def pool_whatif(
     """
     check_gains(gains or PAIR_GAINS)
     sweep = read_training_sweep(path)
+    choice = choose_service(sweep.service, service, options, default=OURS)
+    assert choice is not None  # there is a default
+    decide = build_for_pool(choice.name, choice.options).decide
     own = path.with_suffix(".pool")
     folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
     own_program = program(sweep)
@@ -91,7 +105,7 @@ def pool_whatif(
         (run.pool, run.number, run.attempt): run
         for run in [*known, *(run for folder in folders for run in runs_of_folder(folder, own_program))]
     }
-    past = list(runs.values())
+    past = [run for run in runs.values() if run.placement == ONE_DEVICE]
     model = TrialModel(past, now_s=math.inf)
     drawn = sweep.draws(MOST_TRIALS, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
@@ -127,6 +141,9 @@ def pool_whatif(
     alone, shares = _speeds(names, asked, forecasts, known_speeds)
     unmeasured = bool(np.isnan(shares[np.triu_indices(len(names))]).any())
     notes = [problem] if problem else []
+    if choice.options:
+        written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
+        notes.append(f"{choice.name} has the options {written}.")
     used = [replace(each, seconds_p50=None) for each in told] if run_time_s is not None else told
     notes += _notes(sweep, drawn, past, used, devices, start_up_s=start_up_s, reports=reports)
     if any(typed.values()):
@@ -143,7 +160,7 @@ def pool_whatif(
             trials,
             devices,
             profiles,
-            rules={OURS: Packing(PackingOptions()).decide},
+            rules={choice.name: decide},
             planners={
                 "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
                 "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,

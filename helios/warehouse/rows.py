@@ -1,4 +1,4 @@
-"""Rows of a cluster in any table, how they are read, added and replaced."""
+"""Reading, adding and replacing of a cluster's rows in any table."""
 
 from __future__ import annotations
 

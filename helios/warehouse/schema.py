@@ -225,7 +225,7 @@ cycles = _numbered_table(
 
 coverage = _cluster_table("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))
 
-# Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds and metrics are JSON.
+# Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds, metrics and placement are JSON.
 trial_runs = sa.Table(
     "trial_runs",
     metadata,
@@ -239,6 +239,8 @@ trial_runs = sa.Table(
         sa.Column(name, sa.Double)
         for name in ("start_up_s", "progress", "peak_memory_mib", "memory_limit_mib", "utilization", "energy_j")
     ),
+    sa.Column("placement", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("metric", "direction", "curve")),
     sa.PrimaryKeyConstraint("pool", "number", "attempt"),
     sa.Index(None, "user", "program", "started_at"),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import chain, repeat
 
 import sqlalchemy as sa
 
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.engine import reading, writing
@@ -16,9 +17,10 @@ from helios.warehouse.schema import SECOND_US
 
 MOST_RUNS_READ = 20_000
 """Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
-_TRIAL_COLUMNS = tuple(
-    field.name for field in fields(TrialRun) if field.name not in {"started_s", "parameters", "speeds", "metrics"}
-)
+MOST_CURVES_READ = 1_000
+"""Most of them that are read with their curves, the last ones, at some 0.3 ms each."""
+_NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "metrics", "placement", "metric", "direction", "curve"}
+_TRIAL_COLUMNS = tuple(field.name for field in fields(TrialRun) if field.name not in _NOT_AS_IT_IS)
 """Fields of ``TrialRun`` that are stored as they are."""
 
 
@@ -48,15 +50,19 @@ class TrialStore:
         return len(rows)
 
     def trial_runs(self, *, user: str, program: str | None = None) -> list[TrialRun]:
-        """Return a user's last 20,000 runs of trials, oldest first."""
+        """Return a user's last 20,000 runs of trials, oldest first.
+
+        The last 1,000 have their curves.
+        """
         table = schema.trial_runs
-        query = sa.select(table).where(table.c.user == user)
-        if program is not None:
-            query = query.where(table.c.program == program)
-        order = (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)
-        newest = query.order_by(*(column.desc() for column in order))
+        chosen = [table.c.user == user, *([] if program is None else [table.c.program == program])]
+        order = [column.desc() for column in (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)]
+        columns = [column for column in table.c if column.name != "curve"]
+        runs = sa.select(*columns).where(*chosen).order_by(*order).limit(MOST_RUNS_READ)
+        curves = sa.select(table.c.curve).where(*chosen).order_by(*order).limit(MOST_CURVES_READ)
         with reading(self._engine) as connection:
-            return [_trial_run(row) for row in connection.execute(newest.limit(MOST_RUNS_READ))][::-1]
+            texts = chain(connection.execute(curves).scalars().all(), repeat(None))
+            return [_trial_run(row, curve) for row, curve in zip(connection.execute(runs), texts, strict=False)][::-1]
 
 
 def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
@@ -67,13 +73,19 @@ def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
         "parameters": json.dumps(dict(run.parameters), default=str),
         "speeds": json.dumps(speeds),
         "metrics": json.dumps(dict(run.metrics)),
+        "placement": json.dumps(run.placement),
+        "metric": run.metric,
+        "direction": run.direction,
+        "curve": json.dumps(run.curve, separators=(",", ":")),
     }
 
 
-def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
+def _trial_run(row: sa.Row[tuple[object, ...]], curve: str | None) -> TrialRun:
     values = row._mapping
     return TrialRun(
         **{name: values[name] for name in _TRIAL_COLUMNS},
+        metric=values["metric"] or "",
+        direction=values["direction"] or "",
         started_s=values["started_at"] / SECOND_US,
         parameters=json.loads(values["parameters"]),
         speeds=tuple(
@@ -81,4 +93,6 @@ def _trial_run(row: sa.Row[tuple[object, ...]]) -> TrialRun:
             for beside, steps, seconds in json.loads(values["speeds"])
         ),
         metrics=json.loads(values["metrics"]),
+        placement=tuple(json.loads(values["placement"] or "[1]")),
+        curve=tuple(CurvePoint._make(point) for point in json.loads(curve or "[]")),
     )

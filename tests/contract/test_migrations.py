@@ -72,12 +72,13 @@ def fill(database: str, rows_of: dict[str, list[dict[str, Any]]]) -> None:
         for table, rows in rows_of.items():
             for row in rows:
                 values = ", ".join(f":{name}" for name in row)
-                connection.execute(text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values})"), row)
+                columns = ", ".join(f'"{name}"' for name in row)
+                connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({values})"), row)
 
 
 def stored(database: str, table: str, like: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a table with the columns of ``like``, in its order where they are the same."""
-    query = text(f"SELECT {', '.join(like[0])} FROM {table}")
+    query = text("SELECT {} FROM {}".format(", ".join(f'"{name}"' for name in like[0]), table))
     with engine_for(database).connect() as connection:
         rows = [dict(row._mapping) for row in connection.execute(query)]
     return sorted(rows, key=lambda row: like.index(row) if row in like else -1)
@@ -300,6 +301,31 @@ def stored_gpus(database: str) -> list[Any]:
     """Return the GPUs of the stored jobs, by job, as SQL by hand sees them."""
     with engine_for(database).connect() as connection:
         return [row[0] for row in connection.execute(text("SELECT gpus FROM jobs_readable ORDER BY job_id"))]
+
+
+OLD_RUN = {
+    **dict.fromkeys(("pool", "user", "program", "family", "device_kind", "device_model", "outcome"), "x"),
+    **{
+        "number": 0,
+        "attempt": 1,
+        "parameters": "{}",
+        "speeds": "[]",
+        "metrics": "{}",
+        "started_at": AT,
+        "seconds": 1.0,
+    },
+}
+
+
+def test_runs_of_trials_stored_without_curves_have_empty_ones(database: str) -> None:
+    move(database, "up", "0013")
+    fill(database, {"trial_runs": [OLD_RUN]})
+    with Warehouse.open(database, create=False) as warehouse:
+        assert warehouse.upgrade() == revisions_after("0013")
+        (run,) = warehouse.trial_runs(user="x")
+        assert (run.seconds, run.metric, run.direction, run.curve) == (1.0, "", "", ())
+    move(database, "down", "0013")
+    assert stored(database, "trial_runs", [OLD_RUN]) == [OLD_RUN]
 
 
 @pytest.fixture

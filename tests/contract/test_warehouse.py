@@ -42,7 +42,7 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
 from helios.warehouse.columns import stored_time
@@ -1207,15 +1207,28 @@ def a_trial_run(number: int = 0, **values: Any) -> TrialRun:
         "energy_j": 2_000.0,
         "speeds": (MeasuredSpeed(beside=("train.py width=64",), steps_per_s=4.5, seconds=60.0),),
         "metrics": {"loss": 0.5},
+        "metric": "loss",
+        "direction": "minimize",
+        "curve": (CurvePoint(0, 1.5, 0.75), CurvePoint(9, 20.0, None), CurvePoint(10, 30.0, 0.1 + 0.2)),
     }
     return TrialRun(number=number, **(usual | values))
 
 
 def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None:
-    runs = [a_trial_run(0), a_trial_run(0, attempt=2), a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9)]
+    runs = [
+        a_trial_run(0),
+        a_trial_run(0, attempt=2, placement=(4, 2)),
+        a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9),
+    ]
     assert warehouse.add_trial_runs(runs, user="ann") == 3
     assert warehouse.trial_runs(user="ann") == sorted(runs, key=lambda run: run.started_s)
     assert warehouse.clusters().empty
+
+
+def test_the_last_runs_are_read_with_their_curves(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helios.warehouse.trials.MOST_CURVES_READ", 2)
+    warehouse.add_trial_runs([a_trial_run(number) for number in range(3)], user="ann")
+    assert [len(run.curve) for run in warehouse.trial_runs(user="ann")] == [0, 3, 3]
 
 
 def test_a_run_of_a_trial_is_stored_once(warehouse: Warehouse) -> None:

@@ -62,7 +62,7 @@ def test_a_grid_gives_one_object_with_every_trial_and_the_best(helios: Helios, s
     found = result(helios("pool", "run", sweep, "--slots", 2, "--json", "--report", "page.html"))
     assert [trial["number"] for trial in found["trials"]] == list(range(6))
     assert {trial["state"] for trial in found["trials"]} == {"finished"}
-    keys = {"number", "parameters", "state", "metrics", "seconds", "peak_memory_mib", "attempts", "device"}
+    keys = {"number", "parameters", "state", "metrics", "seconds", "peak_memory_mib", "attempts", "devices"}
     assert all(keys <= set(trial) for trial in found["trials"])
     losses = {trial["number"]: trial["metrics"]["loss"] for trial in found["trials"]}
     assert found["best"]["number"] == min(losses, key=losses.__getitem__)
@@ -70,6 +70,81 @@ def test_a_grid_gives_one_object_with_every_trial_and_the_best(helios: Helios, s
     page = sweep.with_name("page.html").read_text()
     assert "Trials of sweep.toml" in page
     assert "<svg" in page
+
+
+def test_of_several_metrics_the_front_is_named(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(TRAIN.replace('"progress"', '"cost": lr, "progress"'))
+    text = sweep.read_text().replace('"loss"', '["loss", "cost"]').replace('"minimize"', '["minimize", "minimize"]')
+    sweep.write_text(text)
+    said = helios("pool", "run", sweep, "--report", "page.html")
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert found["best"] is None
+    assert [found["trials"][number]["parameters"] for number in found["front"]] == [
+        {"width": 64, "lr": lr} for lr in (0.5, 0.2, 0.1)
+    ]
+    assert found["direction"] == ["minimize", "minimize"]
+    assert "3 trials that no other trial beats in every metric:" in said.out
+    assert "Best loss: 3, cost: 0.5, trial 5" not in said.out
+    assert "trial 3 (width=64, lr=0.1)" in said.out
+    assert "no other trial beats" in sweep.with_name("page.html").read_text()
+
+
+def test_a_trial_without_a_parameter_has_neither_its_word_nor_its_value(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(
+        "import json, os, sys\n"
+        "with open(os.environ['HELIOS_REPORT'], 'a') as file:\n"
+        "    file.write(json.dumps({'loss': len(sys.argv) + float(sys.argv[-1] == '.8')}) + '\\n')\n"
+        "print(sys.argv[1:], os.environ['HELIOS_PARAMETERS'])"
+    )
+    sweep.write_text(
+        f'command = "{sys.executable} train.py --with {{with}} --momentum {{momentum}}"\n[parameters]\n'
+        'with = ["adam", "sgd"]\nmomentum = { values = [0.8, 0.9], when = { with = "sgd" } }\n'
+        '[search]\nmetric = "loss"\ndirection = "minimize"\n'
+    )
+    found = result(helios("pool", "run", sweep, "--json", "--report", "page.html"))
+    logs = [path.read_text() for path in sorted(sweep.with_suffix(".pool").glob("trials/*/log.txt"))]
+    assert logs == [
+        "['--with', 'adam'] {\"with\": \"adam\"}\n",
+        "['--with', 'sgd', '--momentum', '0.8'] {\"with\": \"sgd\", \"momentum\": 0.8}\n",
+        "['--with', 'sgd', '--momentum', '0.9'] {\"with\": \"sgd\", \"momentum\": 0.9}\n",
+    ]
+    assert found["best"]["parameters"] == {"with": "adam"}
+    assert "<svg" in sweep.with_name("page.html").read_text()
+
+
+PRUNED = """
+import json, os, pathlib, sys, time
+x = float(sys.argv[1])
+def report(**fields):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps(fields) + "\\n")
+report(step=0, accuracy=x / 2)
+report(step=1, accuracy=x)
+while x > 0.85 and not pathlib.Path(os.environ["HELIOS_REQUESTS"]).exists():
+    time.sleep(0.02)
+if x > 0.85:
+    report(answer="stop")
+"""
+
+
+def test_a_pruned_trial_is_shown_with_its_value_and_is_not_the_best(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(PRUNED)
+    sweep.write_text(
+        f'command = "{sys.executable} train.py {{x}}"\n[parameters]\nx = [0.9, 0.8, 0.7]\n'
+        '[search]\nmetric = "accuracy"\npruner = { name = "Threshold", upper = 0.85 }\n'
+    )
+    said = helios("pool", "run", sweep, "--report", "page.html")
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert [(trial["state"], trial["value"]) for trial in found["trials"]] == [
+        ("pruned", 0.9),
+        ("finished", 0.8),
+        ("finished", 0.7),
+    ]
+    assert (found["best"]["number"], found["best"]["value"]) == (1, 0.8)
+    assert re.search(r"pruned +0\.9 ", said.out)
+    page = sweep.with_name("page.html").read_text()
+    assert "2 finished, 1 pruned; the best is trial 1 with 0.8" in page
+    assert re.search(r"<td[^>]*>pruned</td><td>0\.9</td>", page)
 
 
 def test_the_same_command_runs_no_trial_twice(helios: Helios, sweep: Path) -> None:

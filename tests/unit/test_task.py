@@ -225,6 +225,14 @@ def test_pause_stays_and_a_checkpoint_is_asked_once(pool: ReportReader, tmp_path
     assert answers == [TaskRequest.CHECKPOINT] * 2 + [TaskRequest.PAUSE, TaskRequest.STOP]
 
 
+@pytest.mark.usefixtures("pool")
+def test_the_details_of_a_request_can_be_asked(tmp_path: Path) -> None:
+    assert helios_task.request_details() == {}
+    write_request(tmp_path / "requests", TaskRequest.PAUSE, by_s=12.5, devices=["gpu:0"] * 2_000)
+    assert helios_task.requested() == "pause"
+    assert (helios_task.request_details()["by_s"], len(helios_task.request_details()["devices"])) == (12.5, 2_000)
+
+
 def test_a_report_says_whether_to_stop(pool: ReportReader, tmp_path: Path) -> None:
     assert not helios_task.report(step=1)
     for request in (TaskRequest.CHECKPOINT, TaskRequest.PAUSE):

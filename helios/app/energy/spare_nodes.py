@@ -1,4 +1,4 @@
-"""Use of nodes in a replay, the limit, and the rivals of the rule.
+"""Nodes in use in a replay, the limit, and the rule's rivals.
 
 The limit that no rule can pass follows from the same replay, in which the safe rule lets nodes sleep. Were all nodes
 awake in it, jobs that are placed at random would be spread over all of them. On Venus from April to July the rule would
@@ -116,6 +116,6 @@ def oracle_run(uses: Mapping[str, PoolUse], energy: Energy, always_on: SeriesRun
 
 
 def levels_of_oracle(busy: NDArray[np.float64], energy: Energy, *, step_s: int) -> NDArray[np.float64]:
-    """Return the nodes awake in each step if all long idle times are slept through."""
+    """Return nodes awake by step if all long idle times are slept."""
     least_s = energy.boot_s + energy.shutdown_s + min(payback_s(energy), DAY_S)
     return oracle_levels(busy, boot_steps=math.ceil(energy.boot_s / step_s), least_steps=math.ceil(least_s / step_s))

@@ -426,7 +426,7 @@ def _suspension_sentences(cycles: pd.DataFrame, services: ReportTable) -> Iterat
 
 
 def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
-    """Return the mean of a column over the days before, weighted by jobs started.
+    """Return a column's mean over earlier days, weighted by starts.
 
     None where none started.
     """

@@ -1,4 +1,4 @@
-"""Nodes of a partition by power state and free GPUs, and their choice for jobs.
+"""Nodes by power state and free GPUs, and their choice for jobs.
 
 The nodes of a partition are kept in sets, one for each power state and each number of free GPUs (level). A set is a
 row of bits, one for each rank, so the best fit is the lowest bit of the lowest level that suffices. Set number

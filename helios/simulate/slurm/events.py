@@ -1,4 +1,4 @@
-"""Event loop of a simulated Slurm cluster, and the passes of its main scheduler.
+"""Event loop of a simulated Slurm, with its main scheduler's passes.
 
 The model of ``slurmctld`` 22.05, from its source and from observation of a live one:
 

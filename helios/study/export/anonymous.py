@@ -251,7 +251,7 @@ def _pseudonyms(names: pd.Series[Any], owner: NDArray[np.int64], key: bytes) -> 
 
 
 def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
-    """Return a word for the stem of each name, missing for a name without one."""
+    """Return a word for each name's stem, missing where it has none."""
     codes, distinct = pd.factorize(names)
     stems = [split_words(str(name)) for name in distinct]
     words = np.array([*(_pseudonym(key, "name", stem) if stem else None for stem in stems), None], dtype=object)
@@ -332,7 +332,7 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
 
 
 def _shared_limits(limits: pd.Series[Any], kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return limits of two digits, raised to the next that users of a kind share."""
+    """Return two-digit limits, raised to the next that users share."""
     rounded = two_digits(limits.to_numpy(dtype=np.float64))
     known = pd.DataFrame({"kind": kinds, "limit": rounded})
     pairs = number_rows(known)

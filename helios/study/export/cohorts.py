@@ -33,7 +33,7 @@ def number_rows(columns: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def count_by_owner(kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> pd.DataFrame:
-    """Return jobs by kind and owner, the owner with most jobs of a kind first.
+    """Return jobs by kind and owner, of a kind the largest first.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def count_by_owner(kinds: NDArray[np.int64], owner: NDArray[np.int64]) -> pd.Dat
 
 
 def shared_kinds(kinds: NDArray[np.int64], owner: NDArray[np.int64], *, most_of_one: float = MOST_OF_ONE) -> Any:
-    """Return the kinds of jobs that enough users share, none of them with too many."""
+    """Return kinds of jobs that enough users share without a dominant one."""
     first = count_by_owner(kinds, owner).drop_duplicates("kind")
     is_shared = (first["users"] >= FEWEST_USERS) & (first["jobs"] <= most_of_one * first["total"])
     return first["kind"].to_numpy()[is_shared]
@@ -85,7 +85,7 @@ def jobs_to_leave_out(
     most: float,
     random: np.random.Generator,
 ) -> NDArray[np.bool_]:
-    """Return the jobs without which few jobs are of a kind that gives their user.
+    """Return the jobs to leave out so that few give their user.
 
     Where one user has more than half of a kind, the jobs beyond half go. Kinds that hide most jobs for the fewest hours
     come first, until users who have more than half of a kind have at most the share ``most`` of all jobs in them.

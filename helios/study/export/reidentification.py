@@ -101,7 +101,7 @@ class Risk:
 
     @property
     def highest(self) -> float:
-        """The largest share of jobs that one of the attacks gives to their user.
+        """The largest share of jobs given to their user by an attack.
 
         All where so few users are exported that each knows whose the rest is.
         """
@@ -175,7 +175,7 @@ def _claim(rows: pd.DataFrame, owner: NDArray[np.int64]) -> Found:
 
 
 def _claim_groups(who: pd.Series[Any], groups: pd.Series[Any], owner: NDArray[np.int64]) -> Found:
-    """Return what comes of claiming groups of jobs for the users that ``who`` names."""
+    """Return how claims of groups for the users in ``who`` end."""
     rows = pd.DataFrame({"job": groups.index, "claimed": groups.map(who), "group": groups})
     return _claim(rows.dropna().astype(np.int64), owner)
 
@@ -232,7 +232,7 @@ def _by_known_jobs(made: Anonymised) -> Found:
 
 
 def _by_half_a_log(made: Anonymised) -> Found:
-    """Claim later jobs for who had most jobs of the same pseudonym and request before."""
+    """Claim later jobs for whoever had most such jobs before."""
     groups, half = number_rows(made.jobs[["user", *_REQUEST]]), len(made.owner) // 2
     before = count_by_owner(groups[:half], made.owner[:half]).drop_duplicates("kind")
     sure = before[(before["owner"] >= 0) & (before["jobs"] > MOST_OF_ONE * before["total"])]

@@ -99,7 +99,7 @@ def run_times(source: FigureSource) -> FigureData | str:
 
 
 def clamp(history: StudyHistory) -> str:
-    """Return a note that run times were probably cut, empty where they were not."""
+    """Return a note that run times were probably cut, else empty."""
     run_times_s = history.run_time_s[history.sized & np.isfinite(history.run_time_s)]
     if len(run_times_s) < FEWEST_FOR_CLAMP:
         return ""

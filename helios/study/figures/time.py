@@ -101,7 +101,7 @@ def hour_of_day(source: FigureSource) -> FigureData | str:
 
 
 def months(source: FigureSource) -> FigureData | str:
-    """Return jobs and use by month, for jobs of one unit and of several."""
+    """Return jobs and use by month, of one unit and of several."""
     history, unit = source.history, source.history.unit
     edges_s = source.calendar_edges("MS")
     names = _month_names(edges_s, history.timezone)
@@ -375,7 +375,7 @@ def energy(source: FigureSource) -> FigureData | str:
 
 
 def hours_lost(source: FigureSource) -> FigureData | str:
-    """Return hours lost to late failures and time limits, and time limits longer than needed."""
+    """Return hours lost to failures and limits, and needlessly long limits."""
     history, unit = source.history, source.history.unit
     known = ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
     held = history.hours_by_block(known)
@@ -508,7 +508,7 @@ def drift(source: FigureSource) -> FigureData | str:
 def _figure_of_starts(
     source: FigureSource, *, title: str, definition: str, n: int | None = None, **more: Any
 ) -> FigureData:
-    """Return a figure whose coverage is the share of jobs with a known start.
+    """Return a figure that covers the jobs with a known start.
 
     ``more`` are its panels and notes.
     """
@@ -524,7 +524,7 @@ def _figure_of_starts(
 
 
 def _mean_in_service(source: FigureSource, edges_s: Seconds) -> Floats:
-    """Return the mean units in service in steps that are longer than those of ``source``."""
+    """Return the mean units in service in longer steps than ``source``'s."""
     in_service = source.in_service(source.edges_s)
     assert in_service is not None
     step_of = np.searchsorted(edges_s, source.edges_s[:-1], side="right") - 1
@@ -551,7 +551,7 @@ def _by_block(source: FigureSource, level: NamedLevel) -> Floats:
 
 
 def _awake_s(source: FigureSource) -> Floats | None:
-    """Return node seconds in service by block, or None where the nodes are not known."""
+    """Return node seconds in service by block, None of unknown nodes."""
     capacity, blocks = source.capacity, source.history.blocks
     if capacity is None or capacity.at_least or not all(capacity.units_per_node) or not capacity.units_per_node:
         return None

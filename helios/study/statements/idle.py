@@ -647,7 +647,7 @@ def _remove(queue: Any, state: Any, job: int) -> None:
 
 @inline_jit
 def _measure(queue: Any, machines: Any, state: Any) -> float:
-    """Update the current measures, and return the smaller of all idle and all waiting units."""
+    """Update the measures, and return the smaller of idle and waiting units."""
     rates = state.rates
     all_idle, all_waiting = 0.0, 0.0
     for pool in range(len(rates)):
@@ -683,7 +683,7 @@ def _measure(queue: Any, machines: Any, state: Any) -> float:
 
 @inline_jit
 def _fits(queue: Any, machines: Any, state: Any, shape: int, code: int) -> bool:
-    """Return whether a job fits, and select its nodes by best fit into ``chosen``."""
+    """Return whether a job fits, and select its nodes into ``chosen``."""
     n_found, nodes, kind = 0, queue.nodes[shape], queue.kind[shape]
     for machine in range(len(state.remaining)):
         enough = machines.relation[kind, machine] == code
@@ -784,7 +784,7 @@ def _find_unusable(queue: Any, machines: Any, state: Any, n_active: int) -> None
 
 @inline_jit
 def _reason(queue: Any, machines: Any, state: Any, shape: int, machine: int) -> int:
-    """Return why a job fits on no node, by the column of the reason.
+    """Return the column of the reason why a job fits nowhere.
 
     Later columns are closer to a fit.
     """

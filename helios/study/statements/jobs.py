@@ -94,7 +94,7 @@ def long_failures(history: StudyHistory) -> Finding:
 
 
 def repeated_failures(history: StudyHistory) -> Finding:
-    """Return the share of hours in the third and later failures in a row.
+    """Return the share of hours in third and later repeated failures.
 
     Its parts are how often jobs fail after an alike failure, and otherwise.
     """
@@ -359,7 +359,7 @@ def short_behind_long(history: StudyHistory) -> Finding:
 
 
 def repetition(history: StudyHistory) -> Finding:
-    """Return the rank correlation of run times with those of the last job alike.
+    """Return the rank correlation of run times with the last alike job's.
 
     Its parts are how many jobs have such a job, one that had ended before. The value is a lower bound of what
     predictions reach, since they also learn from other jobs.

@@ -244,7 +244,7 @@ def _idle_finding(
 
 
 def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 4 as a lower bound, where nodes of jobs are not known.
+    """Return a lower bound of idle nodes where jobs' nodes are unknown.
 
     A job is taken to hold as many nodes as it requested, at most one for each of its GPUs. Nodes are taken to be filled
     in one order, so that the same ones stay idle. A step counts with its peak use.

@@ -42,6 +42,7 @@ OWN_KEYS = {*COMMON, *OTHER_KEYS, *(key for _, keys in OPTIMIZERS.values() for k
 """Names of parameters that are not for ``build``."""
 LATEST, CHECKPOINT = "latest", "model.pt"
 """File that names the last complete checkpoint, as ``helios_task`` has it, and the checkpoint itself."""
+REQUESTS = ("pause", "checkpoint", "stop")
 POLL_S = 0.25
 """About how long the models train until requests and new trials are looked for."""
 IDLE_S, IDLE_POLL_S = 10.0, 0.02
@@ -98,12 +99,14 @@ class FusedTrial:
             found = path.stat()
             if (found.st_mtime_ns, found.st_ino) == self.seen:
                 return None
-            request = str(json.loads(path.read_bytes())["request"])
+            request = json.loads(path.read_bytes())["request"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         self.seen = (found.st_mtime_ns, found.st_ino)
+        if request not in REQUESTS:  # one of a newer pool
+            return None
         self.report(answer=request)
-        return request
+        return str(request)
 
     def save(self, state: Mapping[str, Any], ended: str = "") -> None:
         """Save a checkpoint atomically."""

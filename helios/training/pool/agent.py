@@ -5,7 +5,7 @@ is small, so that a fork is cheap. If the coordinator is killed, the end of stan
 a trial become children of the agent (``PR_SET_CHILD_SUBREAPER``), which ends them too. If the agent itself is killed,
 the kernel ends the processes that it started (``PR_SET_PDEATHSIG``), and :func:`kill_leftovers` ends the rest.
 
-It imports nothing of Helios.
+It imports nothing of Helios but two small modules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import selectors
@@ -28,6 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from helios.training.pool.slices import GPU_SLICE_S, SLICE_S, TimeSlices
+from helios.training.pool.warm import find_tree, hold, read_state, release
 
 POOL = "HELIOS_POOL"
 """Environment variable that identifies the processes of a pool."""
@@ -52,6 +56,8 @@ is above 1.
 _PLACEHOLDER = re.compile(r"\{(?:segment|limit_mib|node)\}")
 _WATCH_PAUSE = 100
 """Watching pauses this many times as long as it takes, so that it costs 1% of a core."""
+_WEIGHTS = {"cpu.weight": (100, 1, 10_000), "cpu.shares": (1_024, 2, 262_144)}
+"""Usual, smallest and largest CPU weight of a control group of version 2 and 1, by the file that holds it."""
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_TIMEOUT_S = 10.0
 """Longest time for the control process of MPS to answer, and to end."""
@@ -199,10 +205,12 @@ class Agent:
         self._pool, self._send_event = pool, send_event
         self._running: dict[int, _RunningTrial] = {}  # by number
         self._groups = control_groups(f"helios-{pool}-")
+        self._cpu_groups: tuple[Path, str] | None = None
+        self._looked_for_cpu_groups = False
+        self._shared: dict[str, _SharedDevice] = {}  # by device
         self._segments: dict[int, _Segment] = {}  # by process id
         self._segments_made = 0
-        self._warm: subprocess.Popen[bytes] | None = None
-        self._warm_failed, self._warm_partial_line = False, b""
+        self._warm: dict[str, _WarmProcess] = {}  # by the identity of the sweep's folder
         # Trials that the warm process has not reported yet, by number, and ends of such trials, by process id.
         self._pending: dict[int, tuple[dict[str, Any], _RunningTrial]] = {}
         self._ended_early: dict[int, tuple[int, float, float]] = {}
@@ -211,9 +219,11 @@ class Agent:
         self._watch_at_s = 0.0
 
     def handle(self, order: dict[str, Any]) -> None:
-        """Start or end a trial, as the coordinator orders."""
+        """Start or end a trial, or divide a device, as the coordinator orders."""
         if order["do"] == "start":
             self.start(order)
+        elif order["do"] == "share":
+            self.share(order)
         else:
             self.end(int(order["number"]), float(order["grace_s"]))
 
@@ -222,15 +232,23 @@ class Agent:
 
         Its output is appended to the log.
         """
-        number, limit_mib, gpu, group = int(order["number"]), order.get("limit_mib"), order.get("gpu"), None
+        number, limit_mib, gpus, group = (
+            int(order["number"]),
+            order.get("limit_mib"),
+            tuple(order.get("gpus", ())),
+            None,
+        )
         if order.get("segment"):
             self._start_in_segment(order, number, limit_mib)
             return
-        if limit_mib is not None and gpu is None and self._groups is not None:
+        if limit_mib is not None and not gpus and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
-        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
-        trial = _RunningTrial(number=number, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpu=gpu, group=group)
+        own = {POOL: order["pool"], TRIAL: order["trial"]}
+        environment = {**os.environ, **order["environment"], **own}
+        trial = _RunningTrial(
+            number=number, own=own, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpus=gpus, group=group
+        )
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
         try:
@@ -259,15 +277,16 @@ class Agent:
     def _report_started(self, trial: _RunningTrial, pid: int) -> None:
         trial.pid, trial.kernel_kills = pid, _oom_kills()
         self._running[trial.number] = trial
+        self._divide_soon(trial.number)
         self._send_event(
             {"event": "started", "number": trial.number, "pid": pid, "limited_by_kernel": trial.group is not None}
         )
 
     def _start_in_segment(self, order: dict[str, Any], number: int, limit_mib: float | None) -> None:
         """Start a trial in a free or new container."""
-        groups = self._groups if order.get("gpu") is None else None
+        groups = None if order.get("gpus") else self._groups
         try:
-            segment = self._free_segment(groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
+            segment = self._free_segment(order["pool"], groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
             segment = segment or self._new_segment(order, limit_mib)
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
             self._report_not_started(number, None, reason)
@@ -276,26 +295,28 @@ class Agent:
         pid, group = segment.process.pid, segment.group
         segment.trial = _RunningTrial(
             number=number,
+            own={POOL: order["pool"], TRIAL: order["trial"]},
             pid=pid,
             began_s=time.monotonic(),
             limit_mib=limit_mib,
-            gpu=order.get("gpu"),
+            gpus=tuple(order.get("gpus", ())),
             group=group,
             segment=segment,
             group_kills=groups.kills(group) if groups is not None and group is not None else 0,
         )
         run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
-        run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
-        if limit_mib is not None and group is None and order.get("gpu") is None:
+        run["environment"] = {**order["environment"], **segment.trial.own}
+        if limit_mib is not None and group is None and not order.get("gpus"):
             run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * _MIB)
         self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
         self._report_started(segment.trial, pid)
 
     def _free_segment(
-        self, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
+        self, pool: str, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
     ) -> _Segment | None:
-        """Return a free container with this limit, or kill the free ones and return None."""
-        free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        """Return a free container of a sweep with this limit, or kill the free ones and return None."""
+        unused = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        free = [segment for segment in unused if segment.pool == pool]
         for segment in free:
             if segment.limit_mib == limit_mib:
                 return segment
@@ -305,20 +326,15 @@ class Agent:
                 return free[0]
         elif free and not keeps_limit:
             return free[0]
-        for segment in free:
+        for segment in free or unused[:1]:  # that of another sweep holds the memory of a slot
             self._kill_segment(segment)
         return None
 
     def _new_segment(self, order: dict[str, Any], limit_mib: float | None) -> _Segment:
         template, group = order["segment"], None
         self._segments_made += 1
-        name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
-        if (
-            limit_mib is not None
-            and order.get("gpu") is None
-            and self._groups is not None
-            and not template["keeps_limit"]
-        ):
+        name = f"helios-{order['pool']}-{os.getpid()}-{self._segments_made}"
+        if limit_mib is not None and not order.get("gpus") and self._groups is not None and not template["keeps_limit"]:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(name, limit_mib)
         try:
@@ -328,7 +344,7 @@ class Agent:
                         *(fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["command"]),
                         *template["serve"],
                     ],
-                    env={**os.environ, POOL: self._pool},
+                    env={**os.environ, POOL: order["pool"]},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -346,6 +362,7 @@ class Agent:
         root = fill_placeholders(template["root_file"], segment=name, limit_mib=limit_mib)
         segment = self._segments[process.pid] = _Segment(
             process=process,
+            pool=order["pool"],
             limit_mib=limit_mib,
             group=group,
             remove=[fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["remove"]],
@@ -422,12 +439,13 @@ class Agent:
 
         Returns False where there is none.
         """
-        if self._warm is None and not self._warm_failed:
+        warm = self._warm.setdefault(order["pool"], _WarmProcess())
+        if warm.process is None and not warm.failed:
             common = {name: value for name, value in environment.items() if name not in order["own"]}
             try:
-                self._warm = subprocess.Popen(
+                warm.process = subprocess.Popen(
                     [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
-                    env={**common, POOL: self._pool},
+                    env=common,
                     cwd=order["folder"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -435,15 +453,15 @@ class Agent:
                     preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
                 )
             except OSError as reason:
-                self._warm_failed = True
+                warm.failed = True
                 self._send_event({"event": "warm_failed", "reason": str(reason)})
-        if self._warm is None or self._warm.stdin is None:
+        if warm.process is None or warm.process.stdin is None:
             return False
         self._pending[trial.number] = (order, trial)
         message = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
         try:
-            self._warm.stdin.write(json.dumps(message).encode() + b"\n")
-            self._warm.stdin.flush()
+            warm.process.stdin.write(json.dumps(message).encode() + b"\n")
+            warm.process.stdin.flush()
         except BrokenPipeError:
             del self._pending[trial.number]
             return False
@@ -452,21 +470,22 @@ class Agent:
     def readers(self) -> dict[int, Callable[[], None]]:
         """Return the descriptors to read from, each with the function that reads it."""
         readers: dict[int, Callable[[], None]] = {}
-        if self._warm is not None and self._warm.stdout is not None:
-            readers[self._warm.stdout.fileno()] = self._read_warm
+        for pool, warm in self._warm.items():
+            if warm.process is not None and warm.process.stdout is not None:
+                readers[warm.process.stdout.fileno()] = partial(self._read_warm, pool, warm)
         for segment in self._segments.values():
             if segment.process.stdout is not None and not segment.process.stdout.closed:
                 readers[segment.process.stdout.fileno()] = partial(self._read_segment, segment)
         return readers
 
-    def _read_warm(self) -> None:
-        """Handle the messages of the warm process.
+    def _read_warm(self, pool: str, warm: _WarmProcess) -> None:
+        """Handle the messages of a warm process.
 
         If it has ended, its trials are started without it.
         """
-        assert self._warm is not None and self._warm.stdout is not None
-        read = os.read(self._warm.stdout.fileno(), 65_536)
-        *lines, self._warm_partial_line = (self._warm_partial_line + read).split(b"\n")
+        assert warm.process is not None and warm.process.stdout is not None
+        read = os.read(warm.process.stdout.fileno(), 65_536)
+        *lines, warm.partial_line = (warm.partial_line + read).split(b"\n")
         for message in map(json.loads, lines):
             if "failed" in message:
                 for module, reason in message["failed"].items():
@@ -480,10 +499,11 @@ class Agent:
             if (ended := self._ended_early.pop(trial.pid, None)) is not None:
                 self._report_ended(trial, *ended)
         if not read:
-            self._warm, self._warm_failed, self._warm_partial_line = None, True, b""
+            warm.process, warm.failed = None, True
             self._send_event({"event": "warm_failed", "reason": "the warm process ended"})
-            pending, self._pending = list(self._pending.values()), {}
+            pending = [each for each in self._pending.values() if each[0]["pool"] == pool]
             for order, trial in pending:
+                del self._pending[trial.number]
                 if trial.group is not None:
                     _remove_group(trial.group)
                 self.start({**order, "warm": None})
@@ -496,6 +516,8 @@ class Agent:
         if trial is None:
             return
         trial.ended_by_us = True
+        self._release(trial)
+        self._divide_soon(number)
         if grace_s > 0 and trial.segment is not None:
             self._send_to_segment(trial.segment, {"do": "end"})
         elif grace_s > 0:
@@ -518,8 +540,8 @@ class Agent:
                 self._segment_ended(segment, *ended)
             elif (trial := by_pid.get(pid)) is not None:
                 self._report_ended(trial, *ended)
-            elif self._warm is not None and pid == self._warm.pid:
-                self._warm.returncode = status
+            elif warm := [each.process for each in self._warm.values() if each.process and each.process.pid == pid]:
+                warm[0].returncode = status
             elif self._pending:  # perhaps a trial that the warm process has not reported yet
                 self._ended_early[pid] = ended
 
@@ -529,8 +551,11 @@ class Agent:
         if trial.segment is None:
             self._kill_tree(trial)
         del self._running[trial.number]
+        self._divide_soon(trial.number)
+        if trial.cpu_group is not None:
+            _remove_group(trial.cpu_group)
         # The kernel's peak of a forked process begins with the memory of its parent, which is this process.
-        if trial.gpu is None and (peak_mib > self._own_peak_mib or not trial.peak_mib):
+        if not trial.gpus and (peak_mib > self._own_peak_mib or not trial.peak_mib):
             trial.peak_mib = max(trial.peak_mib, peak_mib)
         killed = returncode == -signal.SIGKILL and not trial.ended_by_us
         out_of_memory = trial.over_limit or (killed and _oom_kills() > trial.kernel_kills)
@@ -539,7 +564,7 @@ class Agent:
             if trial.segment is None:
                 _remove_group(trial.group)
         utilization: float | None = cpu_s / max(1e-9, seconds) / len(os.sched_getaffinity(0))
-        if trial.gpu:
+        if trial.gpus:
             utilization = sum(trial.utilizations) / len(trial.utilizations) if trial.utilizations else None
         self._send_event(
             {
@@ -547,6 +572,7 @@ class Agent:
                 "number": trial.number,
                 "status": returncode,
                 "seconds": seconds,
+                "held_s": trial.held_for_s(),
                 "utilization": utilization,
                 "energy_j": trial.energy_j or None,
                 "peak_memory_mib": trial.peak_mib or None,
@@ -559,16 +585,20 @@ class Agent:
         """Return after how many seconds something is due, or None."""
         if not self._running:
             return None
-        due = [self._watch_at_s, *(trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None)]
+        due = [self._watch_at_s, *(device.due_s for device in self._shared.values())]
+        due += [trial.kill_at_s for trial in self._running.values() if trial.kill_at_s is not None]
         return max(0.0, min(due) - time.monotonic())
 
     def tick(self) -> None:
-        """Kill trials that are due, and measure running ones from time to time."""
+        """Kill trials, change turns and measure, where that is due."""
         now = time.monotonic()
         for trial in list(self._running.values()):
             if trial.kill_at_s is not None and trial.kill_at_s <= now:
                 trial.kill_at_s = now + 1.0  # until it is gone
                 self._kill_tree(trial)
+        for device in self._shared.values():
+            if device.due_s <= now:
+                self._divide(device)
         if self._running and now >= self._watch_at_s:
             self._watch()
             cost_s = time.monotonic() - now
@@ -582,26 +612,177 @@ class Agent:
         self._measure_gpus()
         for number, processes in trees.items():
             trial = self._running[number]
-            if trial.gpu is not None:
-                trial.memory_mib = _gpu_memory_mib(trial.gpu, {process.pid for process in processes})
+            if trial.gpus:
+                pids = {process.pid for process in processes}
+                trial.memory_mib = max(_gpu_memory_mib(gpu, pids) for gpu in trial.gpus)
             else:
                 trial.memory_mib = sum(_resident_bytes(process) for process in processes) / _MIB
             over_limit = trial.limit_mib is not None and trial.memory_mib > trial.limit_mib
-            if over_limit and trial.gpu is None and len(processes) > 1:
+            if over_limit and not trial.gpus and len(processes) > 1:
                 # Resident memory counts shared pages once for each process, proportional memory only once.
                 trial.memory_mib = sum(_proportional_bytes(process) for process in processes) / _MIB
             trial.peak_mib = max(trial.peak_mib, trial.memory_mib)
             if trial.limit_mib is not None and trial.memory_mib > trial.limit_mib:
                 trial.over_limit = True
                 self._kill_tree(trial)
+            if trial.weight_file is not None:
+                trial.measure([process.pid for process in processes])
+        alive = [self._running[number] for number in trees]
         self._send_event(
-            {"event": "memory", "mib": {number: round(self._running[number].memory_mib, 1) for number in trees}}
+            {
+                "event": "memory",
+                "mib": {trial.number: round(trial.memory_mib, 1) for trial in alive},
+                "held_s": {trial.number: round(held_s, 3) for trial in alive if (held_s := trial.held_for_s())},
+            }
         )
+
+    def share(self, order: dict[str, Any]) -> None:
+        """Divide the time of a device among its trials.
+
+        Without shares all run. On a CPU control groups do it by their weights, where this user may make them. Else
+        trials take turns, and the processes of those whose turn it is not are stopped.
+        """
+        name, shares = order["device"], {int(number): float(share) for number, share in order["shares"].items()}
+        device = self._shared.setdefault(name, _SharedDevice(TimeSlices(GPU_SLICE_S if order["gpu"] else SLICE_S)))
+        for number in device.shares.keys() - shares.keys():
+            if (trial := self._running.get(number)) is not None:
+                self._release(trial)
+                self._reset_weight(trial)
+        device.shares, device.due_s = shares, 0.0
+        device.places, device.is_gpu = int(order["places"]), bool(order["gpu"])
+        device.slices.set_shares(shares, device.places)
+        if not shares:
+            del self._shared[name]
+
+    def _divide_soon(self, number: int) -> None:
+        """Divide the device of a trial again, which starts or ends."""
+        for device in self._shared.values():
+            if number in device.shares:
+                device.due_s = 0.0
+
+    def _divide(self, device: _SharedDevice) -> None:
+        """Carry out the shares of a device until its next turn."""
+        began_s = time.monotonic()
+        trials = [trial for trial in self._running.values() if trial.number in device.shares and not trial.ended_by_us]
+        if self._weigh(device, trials):
+            for trial in trials:
+                self._release(trial)
+            device.due_s = math.inf
+            return
+        self._charge(device, [trial for trial in trials if trial.held is None], began_s)
+        chosen = device.slices.choose(trial.number for trial in trials)
+        for trial in trials:
+            if trial.number not in chosen:
+                self._hold(trial)
+        for trial in trials:
+            if trial.number in chosen:
+                self._release(trial)
+        cost_s = time.monotonic() - began_s
+        device.since_s = began_s
+        device.due_s = began_s + max(device.slices.slice_s, _WATCH_PAUSE * cost_s)
+        if len(trials) <= device.places:
+            device.due_s = math.inf
+
+    def _charge(self, device: _SharedDevice, ran: Sequence[_RunningTrial], now_s: float) -> None:
+        """Charge trials for the time since the last turn.
+
+        On a GPU they had all of it. On the CPU it is what they used, so that one that sleeps or waits keeps nobody off.
+        """
+        elapsed_s = now_s - device.since_s
+        used_s: dict[int, float] = {}
+        wanted_s: dict[int, float] = {}
+        cores = len(os.sched_getaffinity(0)) / device.places
+        for trial in ran:
+            used_s[trial.number] = wanted_s[trial.number] = elapsed_s
+            if trial.segment is None and not device.is_gpu:
+                cpu_s, delay_s = trial.measure(find_tree(self._roots(trial)))
+                used_s[trial.number] = min(elapsed_s, cpu_s / cores)
+                wanted_s[trial.number] = used_s[trial.number] + delay_s
+            elif trial.segment is None and read_state(trial.pid)[0] in "Tt":  # by somebody else
+                used_s[trial.number] = wanted_s[trial.number] = 0.0
+        device.slices.charge(elapsed_s, used_s, wanted_s)
+
+    def _roots(self, trial: _RunningTrial) -> list[int]:
+        """Return the processes of a trial that are children of this one."""
+        others = {other.pid for other in self._running.values()} | self._segments.keys()
+        orphans = [pid for pid in _child_pids() if pid not in others and self._trial_of_orphan(pid) == trial.number]
+        return [trial.pid, *orphans]
+
+    def _hold(self, trial: _RunningTrial) -> None:
+        """Stop the processes of a trial, which keep their memory."""
+        if trial.held is None:
+            trial.held, trial.held_since_s = set(), time.monotonic()
+            if trial.segment is not None:
+                self._send_to_segment(trial.segment, {"do": "hold"})
+        elif trial.pid not in trial.held or read_state(trial.pid)[0] not in "RSI":
+            return
+        if trial.segment is None:  # also what somebody has continued meanwhile, as Slurm does after a suspension
+            trial.held |= hold(self._roots(trial))
+
+    def _release(self, trial: _RunningTrial) -> None:
+        """Continue the processes of a trial."""
+        if trial.held is None:
+            return
+        if trial.segment is not None:
+            self._send_to_segment(trial.segment, {"do": "release"})
+        release(trial.held)
+        trial.held_s += time.monotonic() - trial.held_since_s
+        trial.held = None
+
+    def _weigh(self, device: _SharedDevice, trials: Sequence[_RunningTrial]) -> bool:
+        """Give the trials of a CPU weights, and return whether that could be done."""
+        if device.is_gpu or any(trial.segment is not None for trial in trials):
+            return False
+        try:
+            for trial in trials:
+                trial.weight_file = trial.weight_file or self._weight_file(trial)
+                if trial.weight_file is None:
+                    break
+                usual, least, most = _WEIGHTS[trial.weight_file.name]
+                weight = round(usual * len(trials) * device.shares[trial.number])
+                trial.weight_file.write_text(str(max(least, min(most, weight))))
+            else:
+                return True
+        except OSError:
+            pass
+        for trial in trials:
+            self._reset_weight(trial)
+        return False
+
+    def _weight_file(self, trial: _RunningTrial) -> Path | None:
+        """Return the file with a trial's CPU weight, or None.
+
+        Where its group has none, it is moved into one that has.
+        """
+        if trial.group is not None and (trial.group / "cpu.weight").exists():
+            return trial.group / "cpu.weight"
+        if not self._looked_for_cpu_groups:
+            self._looked_for_cpu_groups = True
+            self._cpu_groups = cpu_groups(f"helios-{self._pool}-")
+        if self._cpu_groups is None or (trial.group is not None and self._cpu_groups[1] == "cpu.weight"):
+            return None  # it would leave the group that limits its memory
+        parent, file = self._cpu_groups
+        group = parent / f"helios-{self._pool}-{os.getpid()}-{trial.number}-cpu"
+        group.mkdir(exist_ok=True)
+        trial.cpu_group = group
+        moved: set[int] = set()
+        while new := set(find_tree(self._roots(trial))) - moved:  # what is forked meanwhile is found by looking again
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    (group / "cgroup.procs").write_text(str(pid))
+            moved |= new
+        return group / file
+
+    def _reset_weight(self, trial: _RunningTrial) -> None:
+        if trial.weight_file is not None:
+            with contextlib.suppress(OSError):
+                trial.weight_file.write_text(str(_WEIGHTS[trial.weight_file.name][0]))
+            trial.weight_file = None
 
     def _measure_gpus(self) -> None:
         """Divide the energy of each GPU among its trials, and record its utilization."""
-        for gpu in {trial.gpu for trial in self._running.values() if trial.gpu is not None}:
-            on_gpu = [trial for trial in self._running.values() if trial.gpu == gpu]
+        for gpu in {gpu for trial in self._running.values() for gpu in trial.gpus}:
+            on_gpu = [trial for trial in self._running.values() if gpu in trial.gpus]
             energy_j, utilization = _gpu_use(gpu)
             before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
             for trial in on_gpu:
@@ -630,15 +811,15 @@ class Agent:
                 continue
             number = leaders.get(process.pid)
             if number is None:
-                number = self._trial_of_orphan(process)
+                number = self._trial_of_orphan(process.pid)
             if number is not None:
                 trees[number] += [process, *_descendants(process, children)]
         return trees
 
-    def _trial_of_orphan(self, orphan: psutil.Process) -> int | None:
+    def _trial_of_orphan(self, pid: int) -> int | None:
         for trial in self._running.values():
-            if orphan.pid in trial.orphans or _is_part_of(orphan.pid, trial):
-                trial.orphans.add(orphan.pid)
+            if pid in trial.orphans or _is_part_of(pid, trial):
+                trial.orphans.add(pid)
                 return trial.number
         return None
 
@@ -687,21 +868,36 @@ class _RunningTrial:
 
     Attributes
     ----------
+    own : dict of str to str
+        What identifies its processes in their environment.
+    limit_mib, memory_mib, peak_mib : float
+        Limit and use of its GPU, on the one where it uses most. Of the machine's memory where it has no GPU.
     kernel_kills, group_kills : int
         Out-of-memory kills of the machine and of the trial's control group, before it started.
     utilizations : list of float
-        Samples of its GPU's utilization.
+        Samples of its GPUs' utilization.
     kill_at_s : float or None
         Monotonic time at which it is killed.
     orphans : set of int
         Process ids of its orphans, which are children of the agent.
+    held : set of int or None
+        Its processes that are stopped since it is another trial's turn. None while it may run.
+    held_since_s, held_s : float
+        Monotonic time since when it is held, and how long it was before, s.
+    weight_file : Path or None
+        File with its CPU weight, where weights divide the CPU.
+    cpu_group : Path or None
+        Control group that was made for that.
+    cpu_s, delay_s : float
+        CPU time that it has used, and that its main process has waited for, s.
     """
 
     number: int
+    own: dict[str, str]
     pid: int
     began_s: float
     limit_mib: float | None
-    gpu: str | None
+    gpus: tuple[str, ...]
     group: Path | None
     kernel_kills: int = 0
     memory_mib: float = 0.0
@@ -714,6 +910,63 @@ class _RunningTrial:
     orphans: set[int] = field(default_factory=set)
     segment: _Segment | None = None
     group_kills: int = 0
+    held: set[int] | None = None
+    held_since_s: float = 0.0
+    held_s: float = 0.0
+    weight_file: Path | None = None
+    cpu_group: Path | None = None
+    cpu_s: float = 0.0
+    delay_s: float = 0.0
+
+    def held_for_s(self) -> float:
+        """Return how long it was held back for other trials, s."""
+        return self.held_s + (0.0 if self.held is None else time.monotonic() - self.held_since_s)
+
+    def measure(self, pids: Iterable[int]) -> tuple[float, float]:
+        """Return the CPU time since the last call.
+
+        It is what its processes used, and what one of them had to wait for, s. Where weights divide the CPU, the
+        latter is time that it was held back.
+        """
+        before = self.cpu_s, self.delay_s
+        pids = list(pids)
+        self.cpu_s = sum(read_state(pid)[1] for pid in pids)
+        self.delay_s = max(map(_run_delay_s, pids), default=0.0)
+        cpu_s, delay_s = (max(0.0, now - then) for now, then in zip((self.cpu_s, self.delay_s), before, strict=True))
+        if self.weight_file is not None:
+            self.held_s += delay_s
+        return cpu_s, delay_s
+
+
+@dataclass
+class _SharedDevice:
+    """A device whose trials have shares of its time.
+
+    Attributes
+    ----------
+    shares : dict of int to float
+        Share of each trial, by its number.
+    places : int
+        How many trials run at the same time.
+    since_s, due_s : float
+        Monotonic times of the last turn and of the next one.
+    """
+
+    slices: TimeSlices
+    shares: dict[int, float] = field(default_factory=dict)
+    places: int = 1
+    is_gpu: bool = False
+    since_s: float = field(default_factory=time.monotonic)
+    due_s: float = 0.0
+
+
+@dataclass
+class _WarmProcess:
+    """A process that has done the imports of a sweep's trials."""
+
+    process: subprocess.Popen[bytes] | None = None
+    failed: bool = False
+    partial_line: bytes = b""
 
 
 @dataclass
@@ -731,6 +984,7 @@ class _Segment:
     """
 
     process: subprocess.Popen[bytes]
+    pool: str
     limit_mib: float | None
     group: Path | None
     remove: list[str]
@@ -796,7 +1050,10 @@ def _is_part_of(pid: int, trial: _RunningTrial) -> bool:
     """Return whether a process belongs to a trial."""
     with contextlib.suppress(psutil.Error, OSError):
         # The environment of a fork of the warm process reads as that of the warm process.
-        return os.getsid(pid) == trial.pid or _environment_variable(psutil.Process(pid), TRIAL) == str(trial.number)
+        process = psutil.Process(pid)
+        return os.getsid(pid) == trial.pid or all(
+            _environment_variable(process, name) == value for name, value in trial.own.items()
+        )
     return False
 
 
@@ -876,6 +1133,16 @@ def _gpu_use(uuid: str) -> tuple[float | None, float | None]:
     return energy_j, utilization
 
 
+def _run_delay_s(pid: int) -> float:
+    """Return how long a process was ready to run and waited for a core, s.
+
+    It is 0 on a kernel that does not tell.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def _oom_kills(file: Path = Path("/proc/vmstat")) -> int:
     """Return the count of out-of-memory kills in a file of the kernel.
 
@@ -939,29 +1206,54 @@ def control_groups(prefix: str) -> ControlGroups | None:
 
     Groups of agents that have ended are removed. Their names begin with ``prefix`` and the agent's process id.
     """
-    for candidate in _control_group_candidates():
+    for parent, is_v2 in _group_parents("memory"):
+        limit, events = ("memory.max", "memory.events") if is_v2 else ("memory.limit_in_bytes", "memory.oom_control")
+        candidate = ControlGroups(parent=parent, limit=limit, events=events)
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            for old in candidate.parent.glob(f"{prefix}*"):
-                agent_pid = old.name.removeprefix(prefix).partition("-")[0]
-                if not (agent_pid.isdigit() and psutil.pid_exists(int(agent_pid))):
-                    with contextlib.suppress(OSError):
-                        old.rmdir()
-            group = candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)
-            try:
-                probe = subprocess.run(
-                    ["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True
-                )
-            finally:
-                _remove_group(group)
-            if probe.returncode == 0:
+            _remove_old_groups(parent, prefix)
+            if _can_enter(candidate.make(f"{prefix}{os.getpid()}-probe", 64.0)):
                 return candidate
     return None
 
 
-def _control_group_candidates() -> Iterator[ControlGroups]:
-    """Yield the folders in which this user may be allowed to make groups.
+def cpu_groups(prefix: str) -> tuple[Path, str] | None:
+    """Return where groups with CPU weights can be made, or None.
 
-    They are those of this process and above it, for control groups of version 1 and 2.
+    With it comes the name of the file that holds the weight of a group.
+    """
+    for parent, is_v2 in _group_parents("cpu"):
+        file, group = ("cpu.weight" if is_v2 else "cpu.shares"), parent / f"{prefix}{os.getpid()}-probe"
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            _remove_old_groups(parent, prefix)
+            group.mkdir(exist_ok=True)
+            has_weight = os.access(group / file, os.W_OK)
+            if _can_enter(group) and has_weight:
+                return parent, file
+    return None
+
+
+def _remove_old_groups(parent: Path, prefix: str) -> None:
+    """Remove the groups of agents that have ended."""
+    for old in parent.glob(f"{prefix}*"):
+        agent_pid = old.name.removeprefix(prefix).partition("-")[0]
+        if not (agent_pid.isdigit() and psutil.pid_exists(int(agent_pid))):
+            with contextlib.suppress(OSError):
+                old.rmdir()
+
+
+def _can_enter(group: Path) -> bool:
+    """Return whether a process can be started in a group, which is then removed."""
+    try:
+        entered = subprocess.run(["true"], preexec_fn=partial(_join_group, group), check=False, capture_output=True)
+    finally:
+        _remove_group(group)
+    return entered.returncode == 0
+
+
+def _group_parents(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders in which this user may make groups.
+
+    They are those of this process and above it. With each comes whether it is of version 2.
     """
     try:
         own = Path("/proc/self/cgroup").read_text().splitlines()
@@ -971,25 +1263,25 @@ def _control_group_candidates() -> Iterator[ControlGroups]:
     for line in own:
         _, controllers, path = line.split(":", 2)
         is_v2 = controllers == ""
-        if not is_v2 and "memory" not in controllers.split(","):
+        if not is_v2 and controller not in controllers.split(","):
             continue
         for mount in mounts:
             kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-            if kind != ("cgroup2" if is_v2 else "cgroup") or not (is_v2 or "memory" in options):
+            if kind != ("cgroup2" if is_v2 else "cgroup") or not (is_v2 or controller in options):
                 continue
             root = Path(mount[4])
             inside = path.removeprefix(mount[3]) if mount[3] != "/" else path
             parent = root / inside.lstrip("/")
             if not is_v2:
-                yield ControlGroups(parent=parent, limit="memory.limit_in_bytes", events="memory.oom_control")
+                yield parent, False
                 continue
             # A group that enables a controller for its children has no processes itself, so it is above this one.
             for ancestor in (parent, *parent.parents):
                 if not ancestor.is_relative_to(root):
                     break
                 with contextlib.suppress(OSError):
-                    if "memory" in (ancestor / "cgroup.subtree_control").read_text().split():
-                        yield ControlGroups(parent=ancestor, limit="memory.max", events="memory.events")
+                    if controller in (ancestor / "cgroup.subtree_control").read_text().split():
+                        yield ancestor, True
 
 
 def _prepare(parent: int | None, group: Path | None) -> None:

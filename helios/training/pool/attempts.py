@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -11,8 +11,17 @@ from typing import Any
 
 from helios.training.model import Device, Trial, fused_with
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
 from helios.training.pool.reports import TaskRequest, write_request
+
+LEAST_SHARE = 0.01
+"""Smallest share, so that the turn of every trial comes within a minute."""
+
+
+def count_parts(devices: Sequence[Device]) -> int:
+    """Return of how many devices the memory is measured and limited as one."""
+    return len(devices) if devices[0].kind == "cpu" else 1
 
 
 @dataclass(slots=True)
@@ -20,29 +29,42 @@ class Attempt:
     """A trial that runs."""
 
     trial: Trial
-    device: Device
+    devices: tuple[Device, ...]
     limit_mib: float
     folder: Path
     began_s: float
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
-    diverged: bool = False
-    """Whether the last value of what it is compared by was not finite."""
+    diverged: set[str] = field(default_factory=set)
+    """Metrics that it is compared by whose last value was not finite."""
     has_reported: bool = False
     asked: TaskRequest | None = None
     answered: TaskRequest | None = None
     terminate_at_s: float = inf
     terminated: bool = False
-    pruned: bool = False
+    stopped: bool = False
+    """Whether it was asked to stop for good."""
+    finished: str = ""
+    """Why it then ends as finished. Empty where it ends as pruned."""
     beside: tuple[str, ...] = ()
-    beside_since: tuple[float, int] | None = None
+    beside_since: tuple[float, int, float] | None = None
+    """When the measurement began, the step then, and how long it had been held."""
     first_report_s: float | None = None
     speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
     """Steps a second in each group, and how long that was measured, s."""
+    share: float | None = None
+    """What a service gave it of its device's time."""
+    held_s: float = 0.0
+    """How long it was held back since it was the turn of other trials, s."""
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
+    curve: Curve = field(default_factory=Curve)
+    curve_from_s: float = 0.0
+    """When the trial would have begun without pauses, s since the epoch."""
+    read_s: float | None = None
+    """When reports of this attempt were read last, s since the epoch."""
 
     @property
     def log(self) -> Path:
@@ -50,22 +72,39 @@ class Attempt:
         return (self.folder if self.process is None else self.process.folder) / "log.txt"
 
     @property
+    def parts(self) -> int:
+        """Number of its devices that have one memory together, as those of the CPU."""
+        return count_parts(self.devices)
+
+    @property
     def process_number(self) -> int:
         """Number by which the agent knows its process."""
         return self.trial.number if self.process is None else self.process.number
 
-    def request(self, request: TaskRequest) -> None:
-        """Ask the program for something."""
+    def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
+        """Ask the program for something.
+
+        Parameters
+        ----------
+        by_s : float, optional
+            When it is ended if it has not ended by itself, s since the epoch.
+        """
         self.asked = request
         with suppress(OSError):  # a full disk: the signal comes anyway
-            write_request(self.folder / "requests", request)
+            write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def prune(self, grace_s: float) -> None:
-        """Ask the program to stop for good, before it is ended."""
-        self.pruned = True
-        self.request(TaskRequest.STOP)
+    def stop(self, grace_s: float, *, finished: str = "") -> None:
+        """Ask the program to stop for good, before it is ended.
+
+        Parameters
+        ----------
+        finished : str
+            Why it ends as finished, with its last value. Empty where it ends as pruned.
+        """
+        self.stopped, self.finished = True, finished
         if self.process is None:  # one that trains others as well reads requests
-            self.terminate_at_s = steady_s() + grace_s
+            self.terminate_at_s = min(self.terminate_at_s, steady_s() + grace_s)
+        self.request(TaskRequest.STOP, by_s=self.terminate_at_s if self.terminate_at_s < inf else None)
 
 
 class Attempts:
@@ -85,22 +124,23 @@ class Attempts:
         self.running: dict[int, Attempt] = {}
         self.processes: dict[int, FusedProcess] = {}
         self.stop_reason = ""
+        self._held_s: dict[int, float] = {}
 
     def on(self, device: Device) -> list[Attempt]:
         """Return what runs on a device."""
-        return [attempt for attempt in self.running.values() if attempt.device is device]
+        return [attempt for attempt in self.running.values() if device in attempt.devices]
 
     def add(self, attempt: Attempt) -> None:
         """Add a trial that starts."""
         self.running[attempt.trial.number] = attempt
-        self.change_neighbours(attempt.device)
+        self.change_neighbours(attempt.devices)
 
     def remove(self, attempt: Attempt) -> None:
         """Remove a trial that has ended."""
         del self.running[attempt.trial.number]
         if attempt.process is not None:
             attempt.process.trials.discard(attempt.trial.number)
-        self.change_neighbours(attempt.device)
+        self.change_neighbours(attempt.devices)
 
     def take_memory(self, mib: Mapping[str, float]) -> None:
         """Take over how much memory each process has."""
@@ -108,17 +148,55 @@ class Attempts:
             process = self.processes.get(int(number))
             numbers = [int(number)] if process is None else process.trials
             for attempt in [self.running[each] for each in numbers if each in self.running]:
-                share = total / len(numbers)  # the trials of a process in equal parts
+                share = total / len(numbers) / attempt.parts  # the trials of a process in equal parts
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 
-    def change_neighbours(self, device: Device) -> None:
+    def take_held(self, held_s: Mapping[str, float]) -> None:
+        """Take over how long each process was held back, s."""
+        for key, total_s in held_s.items():
+            number = int(key)
+            before_s, self._held_s[number] = self._held_s.get(number, 0.0), total_s
+            more_s = total_s - before_s if total_s >= before_s else total_s  # another attempt
+            process = self.processes.get(number)
+            for each in [number] if process is None else process.trials:
+                if each in self.running:
+                    self.running[each].held_s += more_s
+
+    def divide(self, device: Device) -> dict[int, float]:
+        """Return the share of each process of a device, which sum to 1.
+
+        Nothing where no trial has a share. Trials on several devices, and those that were asked to pause or stop and
+        need their time for that, have none and run on beside the others.
+        """
+        given: dict[int, float | None] = {}
+        for attempt in self.on(device):
+            ends = attempt.terminated or attempt.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
+            if len(attempt.devices) == 1 and not ends:
+                given[attempt.process_number] = attempt.share or given.get(attempt.process_number)
+        return divide_time(given)
+
+    def change_neighbours(self, devices: Iterable[Device]) -> None:
         """Restart the measurement after a change of trials."""
-        neighbours = self.on(device)
-        for attempt in neighbours:
+        for attempt in {each.trial.number: each for device in devices for each in self.on(device)}.values():
+            neighbours = {each.trial.number: each for device in attempt.devices for each in self.on(device)}.values()
             others = [each for each in neighbours if each.process is None or each.process is not attempt.process]
             beside = [other.trial.family for other in others if other is not attempt]
             if attempt.process is not None and len(attempt.process.trials) > 1:
                 beside.append(fused_with(len(attempt.process.trials) - 1))
             attempt.beside = tuple(sorted(beside))
             attempt.beside_since = None
+
+
+def divide_time(given: Mapping[int, float | None]) -> dict[int, float]:
+    """Return shares that sum to 1.
+
+    Those without one divide equally what the others leave. All have a hundredth at least.
+    """
+    if all(share is None for share in given.values()):
+        return {}
+    claimed = sum(share for share in given.values() if share is not None)
+    without = sum(share is None for share in given.values())
+    rest = max(0.0, 1.0 - claimed) / max(1, without)
+    shares = {number: max(LEAST_SHARE, rest if share is None else share) for number, share in given.items()}
+    return {number: share / sum(shares.values()) for number, share in shares.items()}

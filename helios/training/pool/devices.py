@@ -77,13 +77,15 @@ def find_devices(
             "No NVIDIA GPU is visible here.",
             hint='Install what asks for them with pip install "helios-slurm[gpu]", or write --device cpu.',
         )
+    slots = slots or cores()
     return (
         Device(
             name="cpu:0",
             kind="cpu",
             model=f"{cores()} cores",
             memory_mib=memory_mib or free_memory_mib(),
-            slots=slots or cores(),
+            slots=slots,
+            places=cores() // max(1, cores() // slots),
         ),
     )
 
@@ -201,6 +203,15 @@ def device_environment(device: Device) -> Mapping[str, str]:
     return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}
 
 
+def join_environments(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the environment of a trial on several devices of a node.
+
+    Names are joined by commas, as CUDA has it. Numbers of threads are added.
+    """
+    values = {name: [each[name] for each in environments if name in each] for name in environments[0]}
+    return {name: str(sum(map(int, texts))) if name in THREADS else ",".join(texts) for name, texts in values.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """Another node of this allocation.
@@ -226,14 +237,14 @@ class Node:
 
 
 def find_nodes(
-    sweep: Path, folder: Path, options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
+    sweeps: Mapping[Path, Path], options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
 ) -> tuple[Node, ...]:
     """Return the other nodes of this Slurm job.
 
     Parameters
     ----------
-    sweep, folder : Path
-        The sweep file, and the folder of the pool.
+    sweeps : mapping of Path to Path
+        The folder of each sweep file.
     options : mapping
         Options of :func:`find_devices`.
 
@@ -249,7 +260,8 @@ def find_nodes(
     listed = _output(["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]])
     names = listed.split()
     cores = dict(zip(names, _counts(environment.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
-    request = json.dumps({"sweep": str(sweep.absolute()), "folder": str(folder), "options": dict(options)})
+    folders = {str(path.absolute()): str(folder) for path, folder in sweeps.items()}
+    request = json.dumps({"sweeps": folders, "options": dict(options)})
     found = []
     for name in names:
         if name == here:
@@ -301,9 +313,8 @@ def main(text: str) -> None:
     request = json.loads(text)
     try:
         devices = find_devices(**request["options"])
-        find_container(
-            read_training_sweep(Path(request["sweep"])), Path(request["folder"]), gpus=devices[0].kind == "gpu"
-        )
+        for path, folder in request["sweeps"].items():
+            find_container(read_training_sweep(Path(path)), Path(folder), gpus=devices[0].kind == "gpu")
     except HeliosError as reason:
         sys.stdout.write(json.dumps({"problem": reason.message, "hint": reason.hint}) + "\n")
         return

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import nan
 from typing import Any
 
-from helios.training.model import FusedSpeed, SharedSpeed
-from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.model import NUMBERS, FusedSpeed, SharedSpeed, placement
+from helios.training.pool.attempts import Attempt
 from helios.training.pool.clock import steady_s
+from helios.training.pool.curve import Curve
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import Report, ReportReader, TaskRequest
-from helios.training.pool.trials import SweepTrials
+from helios.training.pool.trials import Sweeps
 
 _MOST_READS = 100
 """Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
+_SHARED_MEASURE_S = 10.0
+"""Shortest measurement of a trial with a share of its device: how long it was held back is known to 2 s."""
 _EARLIER = -1
 """Stands for the trials of earlier pools among those of which a speed is known."""
 
 
 class Readings:
-    """Reads reports of trials, and measures speeds from them.
+    """Reads reports of trials, and measures speeds from them."""
 
-    Parameters
-    ----------
-    known_speeds : sequence of SharedSpeed
-        Measured in earlier pools on such devices.
-    """
-
-    def __init__(
-        self, *, trials: SweepTrials, attempts: Attempts, notes: Notes, known_speeds: Sequence[SharedSpeed]
-    ) -> None:
-        self._trials, self._attempts, self._notes = trials, attempts, notes
+    def __init__(self, *, sweeps: Sweeps, notes: Notes) -> None:
+        self._sweeps, self._notes = sweeps, notes
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
-        self._speeds: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {
-            (speed.family, speed.beside): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+        self._speeds: dict[tuple[str, tuple[str, ...], tuple[int, ...]], dict[int, float]] = {
+            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s}
+            for trials in sweeps
+            for speed in trials.known_speeds
         }
         self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
 
@@ -44,8 +41,14 @@ class Readings:
     def speeds(self) -> tuple[SharedSpeed, ...]:
         """Mean speed of each family beside others."""
         return tuple(
-            SharedSpeed(family=family, beside=beside, steps_per_s=sum(rates.values()) / len(rates), samples=len(rates))
-            for (family, beside), rates in self._speeds.items()
+            SharedSpeed(
+                family=family,
+                beside=beside,
+                steps_per_s=sum(rates.values()) / len(rates),
+                samples=len(rates),
+                placement=placement,
+            )
+            for (family, beside, placement), rates in self._speeds.items()
         )
 
     @property
@@ -57,7 +60,8 @@ class Readings:
         """Handle the reports of a trial."""
         number = attempt.trial.number
         if number not in self._readers:
-            events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
+            sweep, checkpoints = self._sweeps.of(number).sweep, attempt.folder / "checkpoints"
+            events = sweep.events_folder(trial=number % NUMBERS, checkpoints=checkpoints)
             readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
         now = steady_s()
@@ -73,8 +77,24 @@ class Readings:
                 lines, count = _count_skipped(reader)
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
                 self._notes.note(
-                    f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}"
+                    f"Of the reports of trial {attempt.trial.label}, {reader.problem or skipped}",
+                    key=f"reports of {number}",
                 )
+        if attempt.read_s is not None:
+            attempt.read_s = now
+
+    def restore(self, attempt: Attempt) -> None:
+        """Handle what earlier attempts of a trial reported.
+
+        What they answered was not asked of this one.
+        """
+        record = self._sweeps.of(attempt.trial.number).record(attempt.trial.number)
+        attempt.curve = Curve(record.curve)
+        self.read(attempt, to_end=True)
+        attempt.curve_from_s = attempt.began_s - max(record.seconds, attempt.curve.seconds)
+        attempt.read_s = attempt.began_s
+        attempt.answered = attempt.first_report_s = attempt.beside_since = None
+        attempt.ended = {}
 
     def forget(self, number: int) -> None:
         """Have the next attempt of a trial read all again."""
@@ -93,58 +113,85 @@ class Readings:
                 attempt.trial = replace(attempt.trial, progress=report.progress)
             if attempt.first_report_s is None and attempt.trial.started_s is not None:
                 attempt.first_report_s = now - attempt.trial.started_s
-            self._take_value(attempt, report, is_over=is_over)
+            self._take_value(attempt, report, now, is_over=is_over)
             if report.step is not None:
                 self._take_step(attempt, report.step, now)
             attempt.answered = report.answer or attempt.answered
 
     def _take_step(self, attempt: Attempt, step: int, now: float) -> None:
-        """Take note of how far a trial is, and measure its speed."""
+        """Take note of how far a trial is, and measure its speed while it runs."""
         attempt.step = step
         # Speed counts from the last of the steps that were read first.
         if attempt.beside_since is None or attempt.beside_since[0] == now:
-            attempt.beside_since = (now, step)
-        since, first = attempt.beside_since
-        if now - since >= 1.0 and step > first:
-            rate = (step - first) / (now - since)
+            attempt.beside_since = (now, step, attempt.held_s)
+        since, first, held_s = attempt.beside_since
+        ran_s = now - since - (attempt.held_s - held_s)
+        is_shared = attempt.trial.share is not None
+        if now - since >= (_SHARED_MEASURE_S if is_shared else 1.0) and ran_s > 0 and step > first:
+            rate = (step - first) / ran_s
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
-            speeds = self._speeds.setdefault((attempt.trial.family, attempt.beside), {})
-            speeds[attempt.trial.number] = rate
+            if is_shared:  # it is the speed neither alone nor beside others
+                return
+            key = attempt.trial.family, attempt.beside, placement(attempt.trial.devices)
+            self._speeds.setdefault(key, {})[attempt.trial.number] = rate
             attempt.speeds[attempt.beside] = (rate, now - since)
 
-    def _take_value(self, attempt: Attempt, report: Report, *, is_over: bool) -> None:
+    def _take_value(self, attempt: Attempt, report: Report, now: float, *, is_over: bool) -> None:
         """Take the value that trials are compared by, and prune by it."""
-        metric = self._trials.sweep.metric
-        attempt.diverged = metric in report.not_finite or (attempt.diverged and metric not in report.metrics)
+        trials = self._sweeps.of(attempt.trial.number)
+        metric = trials.sweep.metric
+        attempt.diverged |= {*trials.sweep.objectives} & {*report.not_finite}
+        attempt.diverged -= report.metrics.keys()
         if metric not in {*report.metrics, *report.not_finite}:
             return
         attempt.value = report.metrics.get(metric)
-        if report.step is None or attempt.pruned:
+        self._take_point(attempt, report, now)
+        if report.step is None or attempt.stopped:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
-        pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
+        pruned = trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.prune(self._trials.sweep.grace_s)
+            attempt.stop(trials.sweep.grace_s)
+
+    def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
+        """Add a value to the curve of the trial."""
+        at_s = now if report.time_s is None else report.time_s
+        if report.step is None or (attempt.read_s is None and not self._is_missing(attempt, report)):
+            return
+        if attempt.read_s is not None:  # a program's clock may be wrong
+            at_s = max(attempt.read_s, min(now, at_s))
+        attempt.curve.add(report.step, at_s - attempt.curve_from_s, attempt.value)
+
+    def _is_missing(self, attempt: Attempt, report: Report) -> bool:
+        """Return whether a report of an earlier attempt is not in the curve.
+
+        It is one of an attempt whose end is not recorded, since its pool was killed.
+        """
+        number = attempt.trial.number
+        began = self._sweeps.of(number).record(number).unended_s[:-1]
+        before = [began_s for began_s in began if report.time_s is not None and began_s <= report.time_s]
+        if not before or report.step is None or not attempt.curve.is_ahead(report.step):
+            return False
+        if attempt.curve_from_s + attempt.curve.seconds < before[-1]:  # the first one of its attempt
+            attempt.curve_from_s = before[-1] - attempt.curve.seconds
+        return True
 
     def _take_fused(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Handle a message of a fused process about a trial."""
         if isinstance(message.get("ended"), str):
             attempt.ended = dict(message)
-        changed = self._trials.fusion.learn(attempt.trial.parameters, message)
-        speed = self._trials.fusion.speed(attempt.trial.parameters, message)
+        trials = self._sweeps.of(attempt.trial.number)
+        changed = trials.fusion.learn(attempt.trial.parameters, message)
+        speed = trials.fusion.speed(attempt.trial.parameters, message)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
         if message.get("obstacle"):
-            self._notes.note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
-        for trial in (
-            [*self._trials.waiting.values(), *(each.trial for each in self._attempts.running.values())]
-            if changed
-            else ()
-        ):
+            self._notes.note(f"Trials like {attempt.trial.label} are not fused: {message['obstacle']}"[:500])
+        for trial in [*trials.waiting.values(), *(each.trial for each in trials.running)] if changed else ():
             if trial.fusible:
-                fusible, most = self._trials.fusion.group_key(trial.number, trial.parameters)
-                self._trials.replace(replace(trial, fusible=fusible, most_fused=most))
+                fusible, most = trials.fusion.group_key(trial.number, trial.parameters)
+                trials.replace(replace(trial, fusible=fusible, most_fused=most))
 
 
 def _count_skipped(reader: ReportReader | EventReader) -> tuple[int, int]:

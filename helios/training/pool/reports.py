@@ -267,10 +267,11 @@ class ReportReader:
         return reports
 
 
-def write_request(path: Path, request: TaskRequest | None) -> None:
+def write_request(path: Path, request: TaskRequest | None, **details: Any) -> None:
     """Ask something of a program, or with None take it back.
 
-    A request is taken back before the program is started again.
+    A request is taken back before the program is started again. It is one line, on which the request itself comes
+    first. A detail of None is left out.
 
     Raises
     ------
@@ -280,4 +281,5 @@ def write_request(path: Path, request: TaskRequest | None) -> None:
     if request is None:
         path.unlink(missing_ok=True)
     else:
-        write_private(path, json.dumps({"request": request.value}).encode() + b"\n")
+        known = {name: value for name, value in details.items() if value is not None}
+        write_private(path, json.dumps({"request": request.value, **known}).encode() + b"\n")

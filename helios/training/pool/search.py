@@ -10,16 +10,18 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
-from helios.training.model import TrialState
+from helios.training.model import TrialState, name_directions
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
 
 _OTHER_SEED = 7_919
@@ -58,8 +60,13 @@ class Search(Protocol):
             The folder cannot be written. The same may be asked again.
         """
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record for good how a trial ended.
+
+        Parameters
+        ----------
+        values : float, optional
+            Of the metrics that are compared, in their order.
 
         Raises
         ------
@@ -82,11 +89,15 @@ class Search(Protocol):
         """Let another process open the folder."""
 
 
-def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None) -> Search:
+def open_search(
+    sweep: TrainingSweep, folder: Path, made: Sequence[Mapping[str, Value]] = (), *, others: int | None = None
+) -> Search:
     """Open or resume the search of a sweep in a folder.
 
     Parameters
     ----------
+    made : sequence of mapping
+        Parameters of the trials that the pool has recorded, by number.
     others : int, optional
         How many processes have had it open before, where several may have it at the same time; they must then take
         turns. None where only this one may.
@@ -94,7 +105,7 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
     Raises
     ------
     UsageError
-        The folder belongs to another sweep or to a process that runs, or Optuna is needed and missing.
+        The folder belongs to a process that runs, or Optuna is needed and missing.
     FileUnreadable, FileUnwritable
         What is in the folder is damaged, or it cannot be written.
     """
@@ -104,26 +115,12 @@ def open_search(sweep: TrainingSweep, folder: Path, *, others: int | None = None
         try:
             if not try_lock(lock, shared=others is not None):
                 raise UsageError(f"Another process works in {folder}.", hint="Wait for it, or choose another folder.")
-            _check_same(sweep, folder / "sweep.fingerprint")
             if sweep.search:
-                return OptunaSearch(sweep, folder, lock, others=others or 0)
-            return ListSearch(sweep, folder, lock)
+                return OptunaSearch(sweep, folder, lock, made, others=others or 0)
+            return ListSearch(sweep, folder, lock, made)
         except BaseException:
             os.close(lock)
             raise
-
-
-def _check_same(sweep: TrainingSweep, record: Path) -> None:
-    try:
-        before = record.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        atomic_write(record, sweep.fingerprint() + "\n", mode=0o640)
-        return
-    if before != sweep.fingerprint():
-        raise UsageError(
-            f"{record.parent} is of a sweep with another command, parameters, metric or sampler.",
-            hint="Choose another folder, or remove this one and what it knows.",
-        )
 
 
 @contextmanager
@@ -136,11 +133,38 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         ) from reason
 
 
+class _Combinations:
+    """Trials of a grid or list by their numbers.
+
+    Those that were made keep their numbers, also where the grid has grown. The others follow in order.
+    """
+
+    def __init__(self, sweep: TrainingSweep, made: Sequence[Mapping[str, Value]]) -> None:
+        self._known = list(made)
+        # A list may repeat a trial, and begins with those that were made.
+        skipped = set() if sweep.listed else {_key(parameters) for parameters in made}
+        others = islice(sweep.grid(), len(made) if sweep.listed else 0, None)
+        self._others = (parameters for parameters in others if _key(parameters) not in skipped)
+
+    def get(self, number: int) -> Mapping[str, Value] | None:
+        """Return the parameters of a trial, None where there are no more."""
+        while len(self._known) <= number:
+            if (parameters := next(self._others, None)) is None:
+                return None
+            self._known.append(parameters)
+        return self._known[number]
+
+
+def _key(parameters: Mapping[str, Value]) -> str:
+    return json.dumps(sorted(parameters.items()))
+
+
 class ListSearch:
     """Every combination of a grid, or every listed trial, in order."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int) -> None:
-        self._sweep, self._folder, self._lock = sweep, folder, lock
+    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, made: Sequence[Mapping[str, Value]]) -> None:
+        self._folder, self._lock = folder, lock
+        self._combinations = _Combinations(sweep, made)
         self._record = LinesFile(open_private(folder / "told.jsonl"))
         self._ended: set[int] = set()
         for line in self._record.read():
@@ -157,16 +181,17 @@ class ListSearch:
         """Return the next trial, or None when all were asked for."""
         while self._next in self._ended:
             self._next += 1
-        if self._next >= self._sweep.trials:
+        if (parameters := self._combinations.get(self._next)) is None:
             return None
         self._next += 1
-        return NextTrial(number=self._next - 1, parameters=self._sweep.combination(self._next - 1))
+        return NextTrial(number=self._next - 1, parameters=parameters)
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record how a trial ended."""
         if number in self._ended:
             return
-        line = json.dumps({"number": number, "state": state.value, "metric": finite(metric)}) + "\n"
+        del values  # which the pool's own record has
+        line = json.dumps({"number": number, "state": state.value}) + "\n"
         with _disk_errors(self._folder):
             self._record.append(line.encode(), lasting=False)
         self._ended.add(number)
@@ -180,11 +205,6 @@ class ListSearch:
         """Let another process open the folder."""
         os.close(self._record.handle)
         os.close(self._lock)
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number, None for NaN and infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def load_optuna() -> Any:
@@ -265,24 +285,46 @@ class _Journal:
         os.close(self._handle)
 
 
+class _Logs:
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs += logs
+
+
 class OptunaSearch:
     """A search with a sampler or pruner of Optuna."""
 
-    def __init__(self, sweep: TrainingSweep, folder: Path, lock: int, *, others: int = 0) -> None:
+    def __init__(
+        self,
+        sweep: TrainingSweep,
+        folder: Path,
+        lock: int,
+        made: Sequence[Mapping[str, Value]],
+        *,
+        others: int = 0,
+    ) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
-        self._journal = _Journal(folder.absolute() / JOURNAL)
+        path = folder.absolute() / JOURNAL
+        self._journal = _Journal(path)
         try:
             with silence_warnings():
-                self._study = self._optuna.create_study(
-                    study_name=STUDY,
-                    storage=self._optuna.storages.JournalStorage(self._journal),
-                    direction="maximize" if sweep.maximize else "minimize",
-                    load_if_exists=True,
-                )
+                self._study = self._open_study(self._journal)
                 before = self._study.get_trials(deepcopy=False)
+                if not all(self._is_of_space(trial, made) for trial in before):
+                    self._journal.close()
+                    atomic_write(path, self._copy_to_space(before, made), mode=path.stat().st_mode & 0o777)
+                    self._journal = _Journal(path)
+                    self._study = self._open_study(self._journal)
                 self._study.sampler = (
                     make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
                 )
@@ -292,10 +334,44 @@ class OptunaSearch:
             raise FileUnreadable(
                 f"{folder / JOURNAL} cannot be read: {reason}.", hint="Choose another folder, or remove this one."
             ) from reason
+        self._combinations = _Combinations(sweep, made)
         self._asked = 0
         self._again: list[int] = []
         self._trials: dict[int, Any] = {}
         self._take_up()
+
+    def _open_study(self, backend: Any) -> Any:
+        """Return the study in a journal, which is made where there is none."""
+        return self._optuna.create_study(
+            study_name=STUDY,
+            storage=self._optuna.storages.JournalStorage(backend),
+            directions=name_directions(self._sweep.objectives),
+            load_if_exists=True,
+        )
+
+    def _is_of_space(self, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
+        """Return whether a trial is as recorded, in the spaces of the sweep."""
+        recorded = made[trial.number] if trial.number < len(made) else trial.params
+        return trial.params == recorded and all(
+            trial.distributions[name] == self._spaces.get(name) for name in trial.params
+        )
+
+    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> str:
+        """Return the journal of a study with all trials in the new spaces.
+
+        Optuna refuses other choices of a parameter in one study, and its samplers that see several parameters at once
+        ignore one whose ranges differ. A trial that was asked for and not recorded is asked for again.
+        """
+        logs = _Logs()
+        study = self._open_study(logs)
+        for trial in trials[: len(made)]:
+            copied = copy(trial)
+            copied.params = dict(made[trial.number])
+            copied.distributions = {name: self._spaces[name] for name in copied.params}
+            # What CMA-ES keeps in trials is of the spaces as they were.
+            copied.system_attrs = {name: value for name, value in trial.system_attrs.items() if "cma:" not in name}
+            study.add_trial(copied)
+        return "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs.logs)
 
     def _take_up(self) -> None:
         """Queue trials that the study has and nobody was given."""
@@ -321,15 +397,20 @@ class OptunaSearch:
         if self._method.sampler:
             self._study.ask()
             return
-        parameters = self._sweep.combination(self._asked)
+        parameters = self._combinations.get(self._asked) or {}
         create, running = self._optuna.trial.create_trial, self._optuna.trial.TrialState.RUNNING
-        self._study.add_trial(create(state=running, params=parameters, distributions=self._spaces))
+        spaces = {name: self._spaces[name] for name in parameters}
+        self._study.add_trial(create(state=running, params=dict(parameters), distributions=spaces))
 
     def _parameters(self, number: int) -> dict[str, Value]:
         if not self._method.sampler:
-            return self._sweep.combination(number)
+            return dict(self._combinations.get(number) or {})
         trial = self._trial(number)
-        return {name: self._suggest(trial, name) for name in self._spaces}
+        chosen: dict[str, Value] = {}
+        for name in self._spaces:
+            if self._sweep.has(name, chosen):
+                chosen[name] = self._suggest(trial, name)
+        return chosen
 
     def _suggest(self, trial: Any, name: str) -> Value:
         """Draw a value, or return the recorded one."""
@@ -359,22 +440,23 @@ class OptunaSearch:
             self._trials[number] = self._optuna.trial.Trial(self._study, known._trial_id)
         return self._trials[number]
 
-    def tell(self, number: int, state: TrialState, metric: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
         """Record how a trial ended.
 
-        One that finished without its metric has failed, for Optuna.
+        One that finished without one of its metrics has failed, for Optuna.
         """
         states = self._optuna.trial.TrialState
-        value = finite(metric) if state is TrialState.FINISHED else None
-        optuna_state = (
-            states.PRUNED if state is TrialState.PRUNED else states.FAIL if value is None else states.COMPLETE
-        )
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        complete = state is TrialState.FINISHED and len(known) == len(self._sweep.objectives)
+        optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
-            self._study.tell(number, value, state=optuna_state, skip_if_finished=True)
+            self._study.tell(number, known if complete else None, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Record a metric, and return whether to prune the trial."""
+        if self._sweep.more_metrics:  # Optuna has no values in between of several
+            return False
         with _disk_errors(self._folder), silence_warnings():
             trial = self._trial(number)
             known = self._study.get_trials(deepcopy=False)[number]
@@ -396,8 +478,8 @@ def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:
     if not sweep.listed:
         return dict(sweep.parameters)
     spaces: dict[str, tuple[Value, ...] | ValueRange] = {}
-    for name in sweep.listed[0]:
-        values = [trial[name] for trial in sweep.listed]
+    for name in dict.fromkeys(name for trial in sweep.listed for name in trial):
+        values = [trial[name] for trial in sweep.listed if name in trial]
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(numbers) < len(values):
             spaces[name] = tuple(dict.fromkeys(values))

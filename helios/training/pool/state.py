@@ -15,7 +15,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,11 @@ from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
 
-VERSION = 1
+VERSION = 3
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -57,6 +57,10 @@ class TrialRecord:
         Why it failed or is to be started again.
     owner : str
         The pool that runs it, or is to. Empty for the only one of the folder.
+    curve : tuple of CurvePoint
+        Of a trial that has not ended, its metric by step until its last end that is recorded.
+    unended_s : list of float
+        When the attempts since then began, s since the epoch.
     """
 
     number: int
@@ -69,11 +73,13 @@ class TrialRecord:
     last_seconds: float | None = None
     peak_memory_mib: float | None = None
     out_of_memory_mib: float | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
     owner: str = ""
+    curve: tuple[CurvePoint, ...] = ()
+    unended_s: list[float] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -87,10 +93,11 @@ class TrialRecord:
             "parameters": dict(self.parameters),
             "state": str(self.state),
             "metrics": dict(self.metrics),
+            "value": self.value,
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
-            "device": self.device,
+            "devices": list(self.devices),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -118,7 +125,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 if not pool:
                     pool = str(entry["pool"])
                     continue
-                if "joined" in entry:  # another pool that shares the folder
+                if "trial" not in entry:  # another pool that shares the folder, or a change of the sweep
                     continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
@@ -134,8 +141,8 @@ def read_runs(folder: Path) -> list[TrialRun]:
     return runs
 
 
-def run_entry(run: TrialRun) -> dict[str, Any]:
-    """Return the stored details of an attempt."""
+def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
+    """Return the stored details of an attempt, which was held back for some time."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (
@@ -150,17 +157,28 @@ def run_entry(run: TrialRun) -> dict[str, Any]:
         "family": run.family,
         "device_kind": run.device_kind,
         "device_model": run.device_model,
+        "placement": run.placement,
         **rounded,
+        **({"held_s": round(held_s, 3)} if held_s else {}),
+        "metric": run.metric,
+        "direction": run.direction,
+        "curve": run.curve,
         "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
     }
 
 
+def _curve(run: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
+    """Return the curve among the stored details of an attempt."""
+    return tuple(CurvePoint._make(point) for point in run.get("curve", ()))
+
+
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
-    values = dict(entry["run"])
+    values = {**entry["run"], "curve": _curve(entry["run"])}
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
         for beside, steps, seconds in values.pop("speeds", ())
     )
+    held_s = values.pop("held_s", 0.0)
     return TrialRun(
         pool=pool,
         number=int(entry["trial"]),
@@ -168,11 +186,12 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
         parameters=parameters,
         outcome=str(entry["what"]),
         started_s=float(entry["at_s"]) - float(entry["seconds"]),
-        seconds=float(entry["seconds"]),
+        seconds=max(0.0, float(entry["seconds"]) - held_s),
         peak_memory_mib=entry["peak_memory_mib"],
         memory_limit_mib=entry["memory_limit_mib"],
         metrics=entry["metrics"],
         speeds=speeds,
+        placement=tuple(values.pop("placement")),
         **values,
     )
 
@@ -184,8 +203,8 @@ class StateFile:
     ----------
     folder : Path
         Folder of the pool, created if missing.
-    sweep : str
-        What is the same of all sweeps that may go on in this folder.
+    sweep : mapping
+        Description of the sweep, for a new folder.
     shared : bool
         Whether other pools may have it open, too; all must say so.
 
@@ -193,6 +212,8 @@ class StateFile:
     ----------
     pool : str
         Identity of the pool, by which its processes are known.
+    sweep : mapping
+        Description of the sweep of the trials so far.
     trials : dict
         A :class:`TrialRecord` for each number.
     interrupted : set of str
@@ -207,15 +228,15 @@ class StateFile:
     Raises
     ------
     UsageError
-        Another process has it open, or it is of another sweep.
+        Another process has it open, or another version of Helios made it.
     FileUnreadable
         It holds something else.
     FileUnwritable
         It cannot be made.
     """
 
-    def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
-        self.path, self.shared = folder / FILE, shared
+    def __init__(self, folder: Path, sweep: Mapping[str, Any], *, shared: bool = False) -> None:
+        self.path, self.shared, self.sweep = folder / FILE, shared, sweep
         self.interrupted: set[str] = set()
         self.joined = 0
         self._first = ""
@@ -245,19 +266,19 @@ class StateFile:
                 make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
             with self.exclusive(catch_up=False):
-                self._read(folder, sweep)
+                self._read(folder)
         except BaseException:
             os.close(self._handle)
             raise
 
-    def _read(self, folder: Path, sweep: str) -> None:
+    def _read(self, folder: Path) -> None:
         header: Mapping[str, Any] | None = None
         for place, line in enumerate(self._file.read(), start=1):
             try:
                 entry = json.loads(line)
                 if header is None:
-                    header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
-                    self._first = header["pool"]
+                    header = {"pool": str(entry["pool"]), "version": int(entry["version"])}
+                    self._first, self.sweep = header["pool"], entry["sweep"]
                 else:
                     self._apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
@@ -265,15 +286,15 @@ class StateFile:
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
                 ) from reason
         if header is None:
-            header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
-            self.append(header)
+            header = {"version": VERSION, "pool": uuid4().hex}
+            self.append({**header, "sweep": self.sweep})
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        if header["version"] != VERSION or header["sweep"] != sweep:
+        if header["version"] != VERSION:
             raise UsageError(
-                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
-                hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
+                f"{folder} holds the trials of another version of Helios.",
+                hint="Choose another place: --folder FOLDER",
             )
         self._first = self.pool = str(header["pool"])
         if self.shared:
@@ -326,6 +347,12 @@ class StateFile:
                 os.close(handle)
         return False
 
+    def others_run(self) -> bool:
+        """Return whether other pools have the folder open."""
+        own = {self.pool}
+        names = {path.name for path in self._members.iterdir()} - own if self.shared else set()
+        return any(self.has_owner(TrialRecord(number=-1, parameters={}, owner=name)) for name in names)
+
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of dead pools."""
         adopted = []
@@ -345,10 +372,14 @@ class StateFile:
         if "joined" in entry:
             self.joined += 1
             return
+        if "sweep" in entry:
+            self.sweep = entry["sweep"]
+            return
         number = int(entry["trial"])
         what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
-            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
+            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
+            self.trials.setdefault(number, made).parameters = entry["parameters"]
             return
         trial = self.trials[number]
         if trial.ended:
@@ -359,7 +390,8 @@ class StateFile:
             return
         if what == "started":
             trial.attempts += 1
-            trial.state, trial.device, trial.reason = TrialState.RUNNING, entry["device"], ""
+            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
+            trial.unended_s.append(float(entry["at_s"]))
             return
         trial.seconds += entry["seconds"]
         trial.last_seconds = entry["seconds"]
@@ -367,24 +399,31 @@ class StateFile:
         trial.peak_memory_mib = max(peaks, default=None)
         trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
         trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        trial.unended_s.clear()
         trial.failures += what == "failed"
         if what == "out_of_memory":
             trial.memory_kills += 1
             trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
 
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
-        """Record that the search chose a trial."""
+        """Record that the search chose a trial, or that its parameters have grown."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
 
-    def record_started(self, number: int, *, device: str, memory_limit_mib: float | None) -> None:
+    def record_sweep(self, sweep: Mapping[str, Any]) -> None:
+        """Record that the sweep has changed."""
+        self.append({"sweep": sweep})
+        self.sweep = sweep
+
+    def record_started(self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""
         self.append(
             {
                 "what": "started",
                 "trial": number,
                 "at_s": round(time.time(), 3),
-                "device": device,
+                "devices": list(devices),
                 "memory_limit_mib": memory_limit_mib,
             },
             lasting=False,
@@ -411,8 +450,8 @@ class StateFile:
         Parameters
         ----------
         what : str
-            ``finished``, ``diverged``, ``pruned``, ``failed``, ``out_of_memory``, ``killed``, ``paused`` or
-            ``interrupted``.
+            ``finished``, ``stopped`` (as finished, before its end), ``diverged``, ``pruned``, ``failed``,
+            ``out_of_memory``, ``killed``, ``paused`` or ``interrupted``.
         state : TrialState
             What the trial is from now on.
         run : mapping, optional

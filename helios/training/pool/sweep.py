@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice, pairwise, product
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from helios.training.model import ServiceChoice
 
 Value = str | int | float | bool
 """Value of a parameter."""
 GRACE_S = 10.0
 """From the request to stop to SIGTERM, s: so long a program has for its own end."""
 MOST_TRIALS = 100_000
+STEP_TOLERANCE = 1e-8
+"""Part of a step by which a value may be off, as in Optuna."""
 FUSIBLE = (
     *("lr", "momentum", "dampening", "nesterov", "betas", "eps", "rho", "weight_decay", "groups", "schedule", "seed"),
     *("data_seed", "clip_norm", "early_stopping", "steps", "epochs"),
@@ -154,7 +158,7 @@ class TrainingSweep:
     command : tuple of str
         Words of the command, with placeholders such as ``{lr}``.
     parameters : mapping
-        Values or a range of each parameter; empty with a file of trials.
+        Values or a range of each parameter; empty with a file of trials. Those that others depend on come first.
     listed : tuple of mapping
         Trials of a file of trials; empty without one.
     search : SearchMethod, optional
@@ -171,6 +175,10 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    owner : str
+        Whose trials they are. Empty for the account that runs them.
+    weight : float
+        Importance of its trials, for services that weigh trials.
     cwd : Path
         Absolute folder in which trials run.
     events : str
@@ -179,6 +187,14 @@ class TrainingSweep:
         None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
+    more_metrics : mapping of str to bool
+        Further metrics that trials are compared by, and whether more of each is better.
+    service : ServiceChoice, optional
+        None for a fixed number of slots.
+    conditions : mapping of str to mapping
+        For a parameter that not every trial has: the values of others with which it is there.
+    defaults : mapping of str to value
+        Of parameters that were added later: what trials had before.
     """
 
     path: Path
@@ -196,50 +212,79 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
+    more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    service: ServiceChoice | None = None
+    conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
+    defaults: Mapping[str, Value] = field(default_factory=dict)
+    weight: float = 1.0
+    owner: str = ""
+
+    @property
+    def objectives(self) -> dict[str, bool]:
+        """All metrics that trials are compared by, and whether more of each is better."""
+        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
 
     @property
     def combinations(self) -> int | None:
         """Number of combinations or listed trials, None where a range is continuous."""
         if self.listed:
             return len(self.listed)
-        return count_combinations(self.parameters)
+        return count_combinations(self.parameters, self.conditions)
 
     @property
     def trials(self) -> int:
         """Number of trials."""
         return self.search.trials if self.search else (self.combinations or 0)
 
-    def combination(self, number: int) -> dict[str, Value]:
-        """Return a listed trial, or a combination of the grid.
+    def has(self, name: str, chosen: Mapping[str, Value]) -> bool:
+        """Return whether trials with these values have a parameter."""
+        return all(chosen.get(other) in values for other, values in self.conditions.get(name, {}).items())
+
+    def grid(self) -> Iterator[dict[str, Value]]:
+        """Yield the listed trials, or every combination.
 
         The last parameter changes fastest.
         """
         if self.listed:
-            return dict(self.listed[number])
-        chosen: dict[str, Value] = {}
-        for name, space in reversed(list(self.parameters.items())):
-            values = list_values(space) or ()
-            number, place = divmod(number, len(values))
-            chosen[name] = values[place]
-        return dict(reversed(chosen.items()))
+            yield from map(dict, self.listed)
+        elif not self.conditions:
+            spaces = [list_values(space) or () for space in self.parameters.values()]
+            yield from (dict(zip(self.parameters, values, strict=True)) for values in product(*spaces))
+        else:
+            yield from self._combine([*self.parameters], {})
+
+    def _combine(self, names: Sequence[str], chosen: dict[str, Value]) -> Iterator[dict[str, Value]]:
+        """Yield every combination of parameters that goes on from chosen values."""
+        if not names:
+            yield chosen
+        elif not self.has(names[0], chosen):
+            yield from self._combine(names[1:], chosen)
+        else:
+            for value in list_values(self.parameters[names[0]]) or ():
+                yield from self._combine(names[1:], {**chosen, names[0]: value})
 
     def draws(self, count: int, *, seed: int) -> list[dict[str, Value]]:
         """Return trials before a search chooses them.
 
         They are the first of a grid or list. Where a sampler would choose, they are drawn evenly.
         """
+        count = min(count, self.trials)
         if self.combinations is not None and self.combinations <= self.trials:
-            return [self.combination(number) for number in range(min(count, self.trials))]
-        random = Random(seed)
-        return [
-            {name: _draw(space, random) for name, space in self.parameters.items()}
-            for _ in range(min(count, self.trials))
-        ]
+            return list(islice(self.grid(), count))
+        random, drawn = Random(seed), []
+        for _ in range(count):
+            chosen: dict[str, Value] = {}
+            for name, space in self.parameters.items():
+                if self.has(name, chosen):
+                    chosen[name] = _draw(space, random)
+            drawn.append(chosen)
+        return drawn
 
     def fill(self, parameters: Mapping[str, Value], *, trial: int, checkpoints: Path) -> list[str]:
         """Return the command of a trial, to be run without a shell.
 
-        The template was split into words before, so a value never becomes two words.
+        The template was split into words before, so a value never becomes two words. The words of parameters that
+        the trial does not have are left out.
 
         Parameters
         ----------
@@ -249,22 +294,13 @@ class TrainingSweep:
             For the placeholder ``{checkpoints}``.
         """
         filled = {**parameters, "trial": trial, "checkpoints": str(checkpoints)}
-        return [fill_word(word, filled) for word in self.command]
+        absent = {name for word in self.command for name in find_placeholders(word)} - filled.keys()
+        return [fill_word(word, filled) for word in leave_out(self.command, absent)]
 
     def events_folder(self, *, trial: int, checkpoints: Path) -> Path | None:
         """Return where a trial's event files are, or None."""
         filled = fill_word(self.events, {"trial": trial, "checkpoints": str(checkpoints)})
         return self.cwd / filled if filled else None
-
-    def fingerprint(self) -> str:
-        """Return a hash of all that trials depend on but their number."""
-        spaces = {
-            name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
-        }
-        parts = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
-        parts += [] if self.container is None else [self.container.image]
-        parts += [] if self.fused is None else [self.fused.settings]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def format_value(value: Value) -> str:
@@ -292,9 +328,34 @@ def find_placeholders(word: str) -> Iterator[str]:
             raise ValueError(f"{word!r} has a {part[0]!r} that belongs to no placeholder")
 
 
+def leave_out(command: Sequence[str], absent: Set[str]) -> list[str]:
+    """Return a command without the words of parameters that a trial does not have.
+
+    Where such a word is the placeholder alone, the flag before it goes as well.
+    """
+    words: list[str] = []
+    for word in command:
+        names = {*find_placeholders(word)} & absent
+        if not names:
+            words.append(word)
+        elif word == f"{{{min(names)}}}":
+            del words[-1]
+    return words
+
+
 def list_values(space: tuple[Value, ...] | ValueRange) -> Sequence[Value] | None:
     """Return every value of a parameter, None if it is continuous."""
     return space.values() if isinstance(space, ValueRange) else space
+
+
+def is_within(space: tuple[Value, ...] | ValueRange, value: Value) -> bool:
+    """Return whether a parameter may have a value."""
+    if isinstance(space, tuple):  # where 1, 1.0 and true are other words of a command
+        return any(value == each and type(value) is type(each) for each in space)
+    if not isinstance(value, int if space.whole else int | float) or isinstance(value, bool):
+        return False
+    steps = 0.0 if space.step is None else (value - space.low) / space.step
+    return space.low <= value <= space.high and abs(steps - round(steps)) < STEP_TOLERANCE
 
 
 def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
@@ -306,10 +367,31 @@ def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
     return random.choice(list_values(space) or ())
 
 
-def count_combinations(parameters: Mapping[str, tuple[Value, ...] | ValueRange]) -> int | None:
+def count_combinations(
+    parameters: Mapping[str, tuple[Value, ...] | ValueRange],
+    conditions: Mapping[str, Mapping[str, tuple[Value, ...]]],
+) -> int | None:
     """Return the number of combinations, None where a parameter is continuous."""
-    counts = [values and len(values) for space in parameters.values() for values in [list_values(space)]]
-    return None if None in counts else math.prod(count or 0 for count in counts)
+    spaces = {name: list_values(space) for name, space in parameters.items()}
+    if any(values is None for values in spaces.values()):
+        return None
+    counts: Counter[tuple[tuple[str, Value], ...]] = Counter({(): 1})
+    """How many combinations there are of the parameters so far, by the values that later ones depend on."""
+    for place, (name, space) in enumerate(spaces.items()):
+        values = space or ()
+        later = {other for follower in [*spaces][place + 1 :] for other in conditions.get(follower, {})}
+        before, counts = counts, Counter()
+        for known, count in before.items():
+            chosen = dict(known)
+            if not all(chosen.get(other) in wanted for other, wanted in conditions.get(name, {}).items()):
+                made: Iterable[tuple[dict[str, Value], int]] = [(chosen, 1)]
+            elif name in later:
+                made = [({**chosen, name: value}, 1) for value in values]
+            else:
+                made = [(chosen, len(values))]
+            for each, more in made:
+                counts[tuple((other, value) for other, value in each.items() if other in later)] += count * more
+    return sum(counts.values())
 
 
 def family(sweep: TrainingSweep, parameters: Mapping[str, Any]) -> str:

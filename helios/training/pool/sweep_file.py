@@ -22,7 +22,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from helios.errors import UsageError
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
+from helios.services.registry import POOL_GROUP, checked_options, find, list_options
+from helios.training.model import ServiceChoice, name_directions
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
 from helios.training.pool.sweep import (
     FUSED_TASK,
@@ -30,6 +32,7 @@ from helios.training.pool.sweep import (
     MOST_TRIALS,
     NAME,
     OWN_PLACEHOLDERS,
+    STEP_TOLERANCE,
     ContainerChoice,
     FusedProgram,
     SearchMethod,
@@ -40,6 +43,7 @@ from helios.training.pool.sweep import (
     fill_word,
     find_placeholders,
     format_value,
+    is_within,
     list_values,
 )
 
@@ -72,8 +76,8 @@ Table = TypeVar("Table", bound=_Table)
 
 class _SearchTable(_Table):
     trials: int | None = Field(default=None, ge=1, le=MOST_TRIALS, description="How many trials")
-    metric: str = Field(min_length=1, description="What the program reports and trials are compared by")
-    direction: str = Field(default="maximize", pattern="^(maximize|minimize)$", description="maximize or minimize")
+    metric: str | list[str] = Field(min_length=1, description="What the program reports and trials are compared by")
+    direction: str | list[str] | None = Field(default=None, description="maximize or minimize, for each metric")
     sampler: str | dict[str, Any] | None = Field(default=None, description="A sampler of Optuna")
     pruner: str | dict[str, Any] | None = Field(default=None, description="A pruner of Optuna")
     seed: int | None = Field(default=None, ge=0, lt=2**32, description="Of the sampler")
@@ -122,13 +126,27 @@ class _SweepTable(_Table):
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
     grace_s: float | int = Field(default=GRACE_S, gt=0, description="Time from a request to stop to SIGTERM, s")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
+    owner: str | None = Field(
+        default=None, pattern=NAME, description="Whose sweep it is, for services; the account that runs it"
+    )
+    weight: float | int = Field(default=1.0, gt=0, le=1e6, description="Importance, for services that weigh trials")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
     container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
+    service: dict[str, Any] | None = Field(default=None, description="Service that decides what starts where")
 
 
-class _RangeTable(_Table):
+class _ParameterTable(_Table):
+    when: dict[str, Any] = Field(default={}, description="Values of other parameters with which it is there")
+    default: str | int | float | bool | None = Field(default=None, description="What trials had before it was added")
+
+
+class _ValuesTable(_ParameterTable):
+    values: list[Any] = Field(description="The values")
+
+
+class _RangeTable(_ParameterTable):
     low: int | float = Field(description="Smallest value")
     high: int | float = Field(description="Largest value")
     log: bool = Field(default=False, description="Spread evenly over orders of magnitude")
@@ -245,7 +263,15 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         raise _Refused(f"the folder {cwd} does not exist", "cwd", hint="Make it, or name another one.")
     fused = _fused(table, cwd)
     command = _command(table, cwd) if fused is None else ("python", "-m", FUSED_TASK, fused.program)
-    parameters = {name: _space(name, each) for name, each in table.parameters.items()}
+    spaces = {name: _space(name, each) for name, each in table.parameters.items()}
+    conditions = {name: _conditions(name, table.parameters[name], spaces) for name in spaces}
+    conditions = {name: when for name, when in conditions.items() if when}
+    parameters = {name: spaces[name] for name in _order(spaces, conditions)}
+    defaults = {
+        name: _default(name, each, spaces[name])
+        for name, each in table.parameters.items()
+        if isinstance(each, dict) and "default" in each
+    }
     listed: tuple[dict[str, Value], ...] = ()
     if table.trials_file is not None:
         if parameters:
@@ -257,6 +283,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     names = set(parameters) | {name for trial in listed for name in trial}
     if fused is None:
         _check_names(command, names, table)
+        _check_optional(command, {*conditions} | {name for name in names for trial in listed if name not in trial})
     elif not {"epochs", "steps"} & {*names, *fused.settings}:
         hint = "Write epochs = 10 in [fused], or in [parameters]."
         raise _Refused("nothing says epochs or steps of trials", "fused", hint=hint)
@@ -267,24 +294,77 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     for name in table.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("HELIOS_") or "\0" in table.env[name]:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
-    count = len(listed) if listed else count_combinations(parameters)
+    count = len(listed) if listed else count_combinations(parameters, conditions)
+    objectives = _objectives(table.search)
+    metric = next(iter(objectives), "")
     return TrainingSweep(
         path=path,
         command=command,
         parameters=parameters,
         listed=listed,
-        search=_search(table, count, parameters),
-        metric=table.search.metric if table.search else "",
-        maximize=table.search is None or table.search.direction == "maximize",
+        search=_search(table, count, parameters, objectives),
+        metric=metric,
+        maximize=objectives.pop(metric, True),
         attempts=table.attempts,
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
+        weight=float(table.weight),
+        owner=table.owner or "",
         env=dict(table.env),
         cwd=cwd.resolve(),
         events=_events(table.events),
         container=_container(table.container, folder),
         fused=fused,
+        more_metrics=objectives,
+        service=_service(table.service),
+        conditions=conditions,
+        defaults=defaults,
     )
+
+
+def _objectives(search: _SearchTable | None) -> dict[str, bool]:
+    """Return the metrics that trials are compared by, and whether more of each is better."""
+    if search is None:
+        return {}
+    metrics = [search.metric] if isinstance(search.metric, str) else search.metric
+    if not all(metrics) or len({*metrics}) < len(metrics):
+        raise _Refused("a metric has no name or is there twice", "search", "metric", hint="Name each metric once.")
+    directions = search.direction
+    if isinstance(directions, str) or (directions is None and len(metrics) == 1):
+        directions = [directions or "maximize"]
+    if directions is None or len(directions) != len(metrics):
+        at = "metric" if search.direction is None else "direction"
+        hint = f"Write direction = {json.dumps(['maximize'] * len(metrics))}, with minimize where less is better."
+        raise _Refused(f"{len(metrics)} metrics need a direction each", "search", at, hint=hint)
+    if wrong := {*directions} - {"maximize", "minimize"}:
+        raise _Refused(f"{min(wrong)!r} is no direction: maximize or minimize", "search", "direction")
+    return {name: direction == "maximize" for name, direction in zip(metrics, directions, strict=True)}
+
+
+def _service(given: dict[str, Any] | None) -> ServiceChoice | None:
+    """Return the service of the file, whose options are keys of its table."""
+    if given is None:
+        return None
+    options = {key: value for key, value in given.items() if key != "name"}
+    if not isinstance(given.get("name"), str):
+        raise _Refused("the service has no name", "service", hint='Write name = "packing" in [service].')
+    name = given["name"]
+    try:
+        service_class = find(name, POOL_GROUP)
+        known = [option.name for option in list_options(service_class)]
+        for key, value in options.items():
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(known)}."
+                raise _Refused(f"the service {name} has no option {key!r}", "service", key, hint=hint)
+            try:
+                checked_options(service_class, {key: value}, name=name)
+            except ServiceInvalid as reason:
+                raise _Refused(reason.message.rstrip("."), "service", key, hint=reason.hint) from reason
+        checked_options(service_class, options, name=name)
+    except (ServiceInvalid, ServiceUnknown) as reason:
+        raise _Refused(reason.message.rstrip("."), "service", "name", hint=reason.hint) from reason
+    return ServiceChoice(name=name, options=options)
 
 
 def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
@@ -416,6 +496,18 @@ def _check_names(command: tuple[str, ...], known: set[str], table: _SweepTable) 
         raise _Refused(f"the command does not use the parameter {name!r}", *key, hint=hint)
 
 
+def _check_optional(command: tuple[str, ...], optional: set[str]) -> None:
+    """Refuse words that cannot be left out where a trial lacks a parameter."""
+    for place, word in enumerate(command):
+        names = {*find_placeholders(word)}
+        for name in sorted(names & optional):
+            alone, before = word == f"{{{name}}}", command[place - 1]
+            is_flag = before.startswith("-") and "=" not in before and not [*find_placeholders(before)]
+            if len(names) > 1 or not (is_flag if alone else re.match(r"-|[^{]*=", word)):
+                hint = f"Write --{name}={{{name}}} or --{name} {{{name}}}, or have the program read HELIOS_PARAMETERS."
+                raise _Refused(f"not all trials have {name}, and {word!r} cannot be left out", "command", hint=hint)
+
+
 def _value_fault(value: Any) -> str:
     """Return why something cannot be a value, or nothing."""
     if not isinstance(value, Value):
@@ -440,8 +532,10 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
     at = ("parameters", name)
     if fault := _name_fault(name):
         raise _Refused(fault, *at, hint="Use letters, digits, '_', '.' and '-', and a letter first.")
-    if isinstance(given, dict):
+    if isinstance(given, dict) and "values" not in given:
         return _range(name, given)
+    if isinstance(given, dict):
+        given = _validate(_ValuesTable, given, *at).values
     values = given if isinstance(given, list) else [given]
     if not values:
         raise _Refused(f"{name} has no values, so there are no trials", *at, hint="Name one or leave it out.")
@@ -452,6 +546,46 @@ def _space(name: str, given: Any) -> tuple[Value, ...] | ValueRange:
         twice = next(value for place, value in enumerate(values) if value in values[:place])
         raise _Refused(f"{name} has the value {format_value(twice)} twice", *at)
     return tuple(values)
+
+
+def _conditions(name: str, given: Any, spaces: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
+    """Return the values of other parameters with which a parameter is there."""
+    at = ("parameters", name, "when")
+    conditions = {}
+    for other, wanted in (given.get("when", {}) if isinstance(given, dict) else {}).items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if other not in spaces or other == name:
+            near = get_close_matches(other, spaces.keys() - {name}, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "Name another parameter."
+            raise _Refused(f"{name} depends on {other!r}, which is no other parameter", *at, hint=hint)
+        if list_values(spaces[other]) is None:
+            hint = f"Give {other} a list of values or a step."
+            raise _Refused(f"{name} depends on {other}, which is continuous", *at, hint=hint)
+        odd = next((value for value in values if not is_within(spaces[other], value)), None)
+        if odd is not None or not values:
+            raise _Refused(f"{name} depends on a value that {other} never has: {odd}", *at)
+        conditions[other] = tuple(values)
+    return conditions
+
+
+def _order(spaces: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the names of parameters, those that others depend on first."""
+    ordered: list[str] = []
+    while left := [name for name in spaces if name not in ordered]:
+        free = next((name for name in left if not conditions.get(name, {}).keys() & {*left}), None)
+        if free is None:
+            raise _Refused(f"{' and '.join(left)} depend on each other", "parameters", left[0], "when")
+        ordered.append(free)
+    return ordered
+
+
+def _default(name: str, given: Mapping[str, Any], space: tuple[Value, ...] | ValueRange) -> Value:
+    """Return the value that trials had before a parameter was added."""
+    value: Value = given["default"]
+    if not is_within(space, value):
+        hint = "It becomes the value of earlier trials, so it must be one that trials may have."
+        raise _Refused(f"the default of {name} is not among its values", "parameters", name, "default", hint=hint)
+    return value
 
 
 def _range(name: str, given: dict[str, Any]) -> ValueRange:
@@ -473,7 +607,7 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
         raise _Refused(f"{name} is empty: low is above high", *at)
     if table.log and (table.low <= 0 or table.step is not None):
         raise _Refused(f"{name} with log = true needs a low above 0 and no step", *at)
-    if table.step is not None and table.step > max(table.high - table.low, 0):
+    if table.step is not None and table.step * (1 - STEP_TOLERANCE) > table.high - table.low:
         raise _Refused(f"the step of {name} is larger than the range", *at)
     make = int if whole else float
     return ValueRange(
@@ -481,7 +615,9 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
     )
 
 
-def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]) -> SearchMethod | None:
+def _search(
+    table: _SweepTable, count: int | None, parameters: Mapping[str, Any], objectives: Mapping[str, bool]
+) -> SearchMethod | None:
     """Return how Optuna searches, or None where it is not needed."""
     if not parameters and table.trials_file is None:
         raise _Refused("there are no trials", "parameters", hint="Name values in [parameters], or a trials_file.")
@@ -519,22 +655,30 @@ def _search(table: _SweepTable, count: int | None, parameters: Mapping[str, Any]
         pruner_options=pruner_options,
         seed=search.seed,
     )
+    _try_method(method, objectives)
+    return method
+
+
+def _try_method(method: SearchMethod, objectives: Mapping[str, bool]) -> None:
+    """Refuse a sampler or pruner that Optuna refuses."""
     for kind, alone in (("sampler", replace(method, pruner="")), ("pruner", replace(method, sampler=""))):
         try:
             with silence_warnings():
-                study = load_optuna().create_study(sampler=make_sampler(alone, 0), pruner=make_pruner(alone))
+                study = load_optuna().create_study(
+                    sampler=make_sampler(alone, 0), pruner=make_pruner(alone), directions=name_directions(objectives)
+                )
                 for _ in range(2):
                     trial = study.ask()
                     trial.suggest_float("x", 0.0, 1.0)
-                    trial.report(0.0, 1)
-                    trial.should_prune()
-                    study.tell(trial, 0.0)
+                    if alone.pruner:
+                        trial.report(0.0, 1)
+                        trial.should_prune()
+                    study.tell(trial, [0.0] * len(objectives))
         except UsageError:
             raise
         except Exception as reason:  # whatever a class of Optuna, or what it needs, says of its arguments
             hint = "See the class in Optuna's documentation."
             raise _Refused(f"Optuna refuses the {kind}: {reason}", "search", kind, hint=hint) from reason
-    return method
 
 
 def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tuple[str, dict[str, Any]]:
@@ -579,14 +723,17 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
     text = _read_text(path, LARGEST_TRIALS_FILE)
     read = _csv_rows if path.suffix == ".csv" else _json_rows
     trials: list[dict[str, Value]] = []
+    names: set[str] = set()
     line = 1
     try:
-        for line, trial in read(text):
-            if not isinstance(trial, dict):
+        for line, row in read(text):
+            if not isinstance(row, dict):
                 raise refuse(line, 'it is no JSON object such as {"lr": 0.1, "width": 64}')
-            if trials and set(trial) != set(trials[0]):
-                odd = min(set(trial) ^ set(trials[0]))
+            if trials and set(row) != names:
+                odd = min(set(row) ^ names)
                 raise refuse(line, f"{odd!r} is missing here or in the first trial")
+            names = {*row}
+            trial = {name: value for name, value in row.items() if value is not None}
             for name, value in trial.items():
                 if fault := _name_fault(name):
                     raise refuse(line, fault)
@@ -597,7 +744,7 @@ def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
             trials.append(trial)
     except (ValueError, csv.Error) as reason:
         raise refuse(line + 1, str(reason)) from reason
-    if not trials or not trials[0]:
+    if not trials or not names:
         raise refuse(1, "there are no trials")
     return tuple(trials)
 

@@ -2,7 +2,8 @@
 
 Without a container each trial is a fork of a fork, which becomes a child of the agent, and the agent treats it as any
 other trial. In a container the agent may be unable to see or signal a trial, so there this process runs one trial at a
-time, says how it ended, and kills what it left. It kills the trial, too, when its standard input ends.
+time, says how it ended, and kills what it left. It kills the trial, too, when its standard input ends. It stops and
+continues it for the agent, by the functions with which the agent does so outside of containers.
 
 With imports, the program is run as ``python SCRIPT.py`` would run it. It runs in the interpreter of the trials, for
 Python 3.9 and newer, and imports nothing of Helios: the agent gives its text to an interpreter inside of an image.
@@ -28,6 +29,7 @@ _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
 """Of ``prctl``, from ``linux/prctl.h``."""
 SEGMENT = "--segment"
 """First argument where trials run one after another."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: list[str]) -> None:
@@ -65,13 +67,14 @@ def run_segment(modules: list[str]) -> None:
     _import(modules)
     order: dict[str, Any] = {}
     buffer, trial = b"", 0
+    held: set[int] = set()
     while True:
         ready = select.select([0, woken], [], [])[0]
         if woken in ready:
             os.read(woken, 4096)
             for pid, status, usage in iter(_wait, None):
                 if pid == trial:
-                    trial = 0
+                    trial, held = 0, set()
                     _kill_children()
                     _send(
                         {
@@ -90,8 +93,10 @@ def run_segment(modules: list[str]) -> None:
         *lines, buffer = (buffer + read).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if message["do"] == "end":
-                if trial:
+            if message["do"] != "run":
+                release(held)
+                held = hold(read_children(os.getpid())) if message["do"] == "hold" and trial else set()
+                if message["do"] == "end" and trial:
                     try:
                         os.killpg(trial, signal.SIGTERM)
                     except OSError:  # it has none of its own yet
@@ -140,15 +145,69 @@ def _kill_children() -> None:
 
     It is their subreaper, so orphans become its children.
     """
-    while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123 - as in the agent
-            children = [int(pid) for pid in file.read().split()]
-        if not children:
-            return
+    while children := read_children(os.getpid()):
         for pid in children:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def read_children(pid: int) -> list[int]:
+    """Return the children of a process."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above, many times a second
+            with open(f"/proc/{pid}/task/{thread}/children") as file:  # noqa: PTH123 - as in the agent
+                children += map(int, file.read().split())
+    return children
+
+
+def find_tree(roots: list[int]) -> list[int]:
+    """Return processes and all that descend from them."""
+    tree: list[int] = []
+    left = list(roots)
+    while left:
+        pid = left.pop()
+        tree.append(pid)
+        left += read_children(pid)
+    return tree
+
+
+def read_state(pid: int) -> tuple[str, float]:
+    """Return the state of a process and the CPU time that it used.
+
+    The state is a letter of ``/proc/PID/stat``. The time is in s, with that of children that have ended.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as in the agent
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "X", 0.0
+    return fields[0].decode(), sum(map(int, fields[11:15])) / _TICKS_PER_S
+
+
+def hold(roots: list[int]) -> set[int]:
+    """Stop processes with all that descend from them, and return those that this stopped.
+
+    What somebody else has stopped is not among them, so that only who stopped it continues it.
+    """
+    held: set[int] = set()
+    others: set[int] = set()
+    # What is being forked when its parent is stopped is found by looking again.
+    while new := [pid for pid in find_tree(roots) if pid not in held and pid not in others]:
+        for pid in new:
+            (others if read_state(pid)[0] in "TtZX" else held).add(pid)
+            if pid in held:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
+    return held
+
+
+def release(held: set[int]) -> None:
+    """Continue processes that were stopped."""
+    for pid in held:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def run_forks(modules: list[str]) -> None:

@@ -36,7 +36,7 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
         return [], snapshot
     faster = {key for key, family in families.items() if fused_gain(snapshot, key) >= _sharing_gain(snapshot, family)}
     processes = by_process(snapshot.trials)
-    used = Counter(str(process[0].device) for process in processes)
+    used = Counter(name for process in processes for name in process[0].devices)
     free = {
         device.name: max(0, device.slots - used[device.name]) if device.kind == "cpu" else int(not used[device.name])
         for device in snapshot.devices
@@ -46,10 +46,10 @@ def fuse_where_faster(snapshot: PoolSnapshot) -> tuple[list[PoolAction], PoolSna
     fused = {trial.number for trial in snapshot.trials if trial.fusible in faster} - running
     candidates = tuple(trial for trial in snapshot.trials if trial.number in fused | running)
     starts = fuse(replace(snapshot, devices=devices, trials=candidates), free)
-    taken = Counter(start.device for start in starts if start.into is None)
+    taken = Counter(name for start in starts if start.into is None for name in start.devices)
     for process in processes:
         if len(process) > 1 or process[0].fusible in faster:
-            taken[str(process[0].device)] += 1
+            taken.update(process[0].devices)
             fused.update(trial.number for trial in process)
     remaining_devices = tuple(
         replace(

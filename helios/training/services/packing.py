@@ -5,6 +5,7 @@ How much trials slow each other is not known before they run together, so the se
 - A Gaussian process predicts the speeds of pairs from the measured pairs and the trials' parameters.
 - A linear program over the families' remaining work gives the time that each group of trials should share a device,
   and the price of a second of each family's work. A group is worth the work that it does in a second, at these prices.
+- What a trial's owner gives it as weight multiplies the price of its work, and brings it forward in its family.
 - A device takes the group that is worth most. It changes it where another one is worth more than a restart costs.
 
 Relish (doi 10.1145/3533028.3533309) packs by memory and by the overhead of segments; the plan by a linear program is
@@ -19,13 +20,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import (
+    ONE_DEVICE,
     Device,
     PauseTrial,
     PoolAction,
@@ -58,6 +60,8 @@ LATE, IN_TIME = 0.5, 0.9
 """A group in which a trial would need more than this share of the planned time loses worth, half of the excess."""
 FEW_RESTARTS = 10.0
 """Restarts in the planned time below which no trial is paused for one that would end last."""
+LEAST_SHARE = 0.05
+"""Mean speed beside another, as a share of that alone, below which no lost speed is inferred from another's."""
 EPSILON = 1e-9
 """Share of the work, and of a second, that counts as zero."""
 
@@ -83,6 +87,8 @@ class PackingOptions:
         Cost of pausing a trial and starting it again, s.
     worth : float
         Least gain, as a share of a device's worth, for which a device changes its group.
+    for_ : str
+        What it aims at: an early end of the sweep (``makespan``), or a short mean time to a result (``results``).
     """
 
     every_s: int = 30
@@ -91,6 +97,7 @@ class PackingOptions:
     optimism: float = 1.0
     restart_s: float = 40.0
     worth: float = 0.04
+    for_: Literal["makespan", "results"] = "makespan"
 
     def __post_init__(self) -> None:
         for valid, message in (
@@ -121,7 +128,8 @@ class Packing:
 
     def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
         """Return which trials to start where, and which to pause."""
-        actions, remaining = fuse_where_faster(snapshot)
+        speeds = tuple(speed for speed in snapshot.speeds if speed.placement == ONE_DEVICE)
+        actions, remaining = fuse_where_faster(replace(snapshot, speeds=speeds))
         decision = _Decision(remaining, self.options)
         return [*actions, *(decision.decide() if decision.waiting or decision.running else [])]
 
@@ -198,6 +206,8 @@ class _Decision:
 
     Attributes
     ----------
+    for_results : bool
+        Whether early results are aimed at, not an early end: no trial waits or is paused so that speeds are known.
     trials_on : dict of str to list of Trial
         Running trials of each device.
     queue : dict of int to list of Trial
@@ -223,13 +233,14 @@ class _Decision:
     """
 
     def __init__(self, snapshot: PoolSnapshot, options: PackingOptions) -> None:
-        self.options = options
+        self.options, self.for_results = options, options.for_ == "results"
         self.devices = snapshot.devices
         self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
         speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
-        self.speeds = speeds_of_groups(_traits(active, speeds), speeds, options.together, options.optimism)
+        optimism = 0.0 if self.for_results else options.optimism  # what a try costs comes back at the end alone
+        self.speeds = speeds_of_groups(_traits(active, speeds), speeds, options.together, optimism)
         alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside}
         self.family_lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.family_peaks_mib: dict[str, float] = {}
@@ -244,8 +255,8 @@ class _Decision:
         self.most_needed_mib = max((need or 0.0 for need in self._needed_mib.values()), default=0.0)
         self.trials_on: dict[str, list[Trial]] = {device.name: [] for device in self.devices}
         for trial in self.running:
-            if trial.device in self.trials_on:
-                self.trials_on[trial.device].append(trial)
+            for name in self.trials_on.keys() & {*trial.devices}:
+                self.trials_on[name].append(trial)
         self.queue: dict[int, list[Trial]] = defaultdict(list)
         for trial in self.waiting:
             self.queue[self.class_of(trial)].append(trial)
@@ -263,7 +274,9 @@ class _Decision:
         self.loses = not is_clear and bool(shares)
         for queue in self.queue.values():
             queue.sort(key=self.turn)
-        self.sampling = self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
+        self.sampling = (
+            not self.for_results and self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
+        )
         self.n_samples = sum(bool(q) and q[0].family in unknown for q in self.queue.values())
         self._extensions: dict[Group, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._heads = np.array([self._head(cls) for cls in range(self.speeds.rates.shape[1])]).reshape(-1, 4)
@@ -282,13 +295,20 @@ class _Decision:
         )
 
     def _plan(self, active: Iterable[Trial]) -> None:
-        """Plan the work of all trials."""
+        """Plan the work of all trials.
+
+        A second of a trial's work is worth its price times the weight of its class, relative to the mean weight.
+        """
         work = np.zeros(self.speeds.rates.shape[1])
+        weighted = np.zeros(len(work))
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
+            weighted[self.class_of(trial)] += self.left_s(trial) * trial.weight
+        mean_weight = max(EPSILON, weighted.sum() / work.sum()) if work.any() else 1.0
+        weight = np.divide(weighted, work * mean_weight, out=np.ones(len(work)), where=work > 0)
         rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
         price, time_s = least_device_time(rates, work)
-        self.worth, self.is_planned = self.speeds.rates @ price, time_s > 0
+        self.worth, self.is_planned = self.speeds.rates @ (price * weight), time_s > 0
         self.planned_s = float(time_s.sum()) / max(1, len(self.devices))
 
     def _fitting_groups(self) -> NDArray[np.bool_]:
@@ -331,6 +351,11 @@ class _Decision:
                     self.split_group(device)
         return self.actions
 
+    @property
+    def sees_end(self) -> bool:
+        """Whether the end of the sweep is aimed at and can be expected."""
+        return not self.for_results and self.mean_length_s > 0 and self.planned_s > 0
+
     # Starts.
 
     def fill_cores(self, device: Device) -> None:
@@ -344,7 +369,7 @@ class _Decision:
         if any(map(self.keeps_device, trials)):
             return
         n_started = len(trials)
-        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: (-t.weight, t.number)):
             need_mib = min(self.need_mib(trial) or even_mib, device.memory_mib)
             if _ran_out_twice(trial):
                 need_mib = device.memory_mib
@@ -403,7 +428,7 @@ class _Decision:
         self, trials: Sequence[Trial], classes: NDArray[np.intp], larger: NDArray[np.intp]
     ) -> NDArray[np.float64]:
         """Return the lateness of trials with the next one of each class."""
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return np.zeros(len(classes))
         counts, rates = Counter(map(self.class_of, trials)), np.maximum(1e-6, self.speeds.rates[larger])
         joining = np.array([counts[int(cls)] + 1 for cls in classes])
@@ -425,7 +450,7 @@ class _Decision:
             return False
         trial = trials[0]
         age_s = self.now_s - (self.now_s if trial.started_s is None else trial.started_s)
-        if not self.measured_alone and device is self.devices[0]:
+        if not self.measured_alone and device is self.devices[0] and not self.for_results:
             wait_s = SAMPLE_S / 2 / len(self.devices)
             is_short = bool(self.mean_length_s) and wait_s > MOST_WAITING / 2 * self.planned_s
             return age_s < (SETTLED_S if trial.progress is None else SAMPLE_S) and not is_short
@@ -459,7 +484,7 @@ class _Decision:
     def _start(self, trial: Trial, device: Device, need_mib: float | None, reason: str) -> None:
         limit_mib = None if need_mib is None or need_mib >= device.memory_mib else need_mib
         self.actions.append(
-            StartTrial(number=trial.number, device=device.name, memory_limit_mib=limit_mib, reason=reason)
+            StartTrial(number=trial.number, devices=(device.name,), memory_limit_mib=limit_mib, reason=reason)
         )
         cls = self.class_of(trial)
         self.queue[cls].remove(trial)
@@ -534,7 +559,7 @@ class _Decision:
         """
         waiting_s = sorted((self.left_s(t) for queue in self.queue.values() for t in queue), reverse=True)
         alone = [trials[0] for device in self.devices if len(trials := self.trials_on[device.name]) == 1]
-        if not self.mean_length_s or not 0 < len(waiting_s) <= len(self.devices) or len(alone) < len(self.devices):
+        if not self.sees_end or not 0 < len(waiting_s) <= len(self.devices) or len(alone) < len(self.devices):
             return
         left_s = [self.left_s(trial) for trial in alone]
         restart_s = self.options.restart_s
@@ -654,11 +679,12 @@ class _Decision:
 
     def is_urgent(self, trial: Trial) -> bool:
         """Return whether a trial would end last if it did not run now."""
-        return bool(self.mean_length_s) and self.left_s(trial) > LONG * self.planned_s
+        return self.sees_end and self.left_s(trial) > LONG * self.planned_s
 
     def turn(self, trial: Trial) -> tuple[float, float, int]:
-        """Return the order of a class's trials, urgent ones and then short ones first."""
-        return -round(self.urgency(trial), 2), 0.0 if self.loses else self.left_s(trial), trial.number
+        """Return the order of a class's trials, urgent, short and heavy first."""
+        length_s = 1.0 if self.loses else self.left_s(trial)
+        return -round(self.urgency(trial), 2), length_s / max(EPSILON, trial.weight), trial.number
 
     def can_wait(self, trial: Trial) -> bool:
         """Return whether a trial is long and not urgent.
@@ -672,19 +698,19 @@ class _Decision:
 
         One that starts too late ends last and alone.
         """
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return 0.0
         return min(1.0, max(0.0, (self.left_s(trial) / self.planned_s - URGENT_FROM) / (1 - URGENT_FROM)))
 
     def lateness(self, trials: Sequence[Trial], group: int) -> float:
         """Return the worth that a group loses if a trial in it would end last."""
-        if not self.mean_length_s or not self.planned_s:
+        if not self.sees_end:
             return 0.0
         return LATE * min(1.0, max(0.0, max(self.lasts_each_s(trials, group)) / self.planned_s - IN_TIME))
 
     def late_trials(self) -> list[Trial]:
         """Return the waiting trials that would end last, the longest first."""
-        if not self.mean_length_s or self.planned_s < FEW_RESTARTS * self.options.restart_s:
+        if not self.sees_end or self.planned_s < FEW_RESTARTS * self.options.restart_s:
             return []
         late = [t for queue in self.queue.values() for t in queue if self.left_s(t) > IN_TIME * self.planned_s]
         return sorted(late, key=lambda t: (-self.left_s(t), t.number))
@@ -774,11 +800,11 @@ def _shares(measured: Iterable[SharedSpeed]) -> list[float]:
 
 
 def _usual_share(shares: Sequence[float]) -> float:
-    return sum(shares) / len(shares) if shares else PRIOR_SPEED
+    return max(LEAST_SHARE, sum(shares) / len(shares)) if shares else PRIOR_SPEED
 
 
 def _names(trials: Iterable[Trial]) -> str:
-    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+    return " and ".join(sorted(trial.family or f"trial {trial.label}" for trial in trials))
 
 
 def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:

@@ -40,11 +40,13 @@ def test_what_is_no_length_of_time_is_refused(text: str) -> None:
 
 MOST_HEADS, MOST_ROWS = 55, 325
 """What a person can look through: commands that can be run, and options that their help lists."""
+POOLS = ("pool run", "pool submit", "pool whatif")
 MEANINGS = {
     "--cluster": {"trace load": "names what is loaded"},
     "--format": {"trace load": "is of a file; that of reports is sacct's"},
-    "--service": {"report decisions": "chooses rows", "pool run": "is of pools"},
-    "--set": {"whatif slurm": "is a line of slurm.conf"},
+    "--service": {"report decisions": "chooses rows"} | dict.fromkeys(POOLS, "is of pools"),
+    "--set": {"whatif slurm": "is a line of slurm.conf"} | dict.fromkeys(POOLS, "is of pools"),
+    "--for": {"study": "is a reader"},
     "--nodes": {"pool submit": "is sbatch's"},
     "--gpus": {"pool submit": "is sbatch's"},
     "--memory": {"pool submit": "is sbatch's"},

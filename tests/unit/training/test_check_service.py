@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from helios.training.check_service import check_pool_service
-from helios.training.model import PauseTrial, PoolAction, PoolSnapshot, StartTrial, StopTrial, Trial, TrialState
+from helios.training.model import (
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    ShareTrial,
+    StartTrial,
+    StopTrial,
+    Trial,
+    TrialState,
+)
 
 Answer = Callable[[PoolSnapshot], Iterable[PoolAction]]
 
@@ -33,7 +42,7 @@ def service(answer: Answer) -> type:
 
 
 def start(trial: Trial, device: str = "gpu:0", mib: float | None = None, reason: str = "test") -> StartTrial:
-    return StartTrial(number=trial.number, device=device, memory_limit_mib=mib, reason=reason)
+    return StartTrial(number=trial.number, devices=(device,), memory_limit_mib=mib, reason=reason)
 
 
 def of(pool: PoolSnapshot, state: TrialState) -> list[Trial]:
@@ -53,6 +62,14 @@ def test_a_service_that_does_nothing_keeps_its_promises() -> None:
         (lambda pool: [start(t) for t in of(pool, TrialState.FINISHED)], "which is finished"),
         (lambda pool: [PauseTrial(number=t.number, reason="x") for t in of(pool, TrialState.WAITING)], "is waiting"),
         (lambda pool: [StopTrial(number=t.number, reason="x") for t in of(pool, TrialState.FAILED)], "is failed"),
+        (
+            lambda pool: [ShareTrial(number=t.number, share=1.0, reason="x") for t in of(pool, TrialState.PAUSED)],
+            "paused",
+        ),
+        (
+            lambda pool: [ShareTrial(number=t.number, share=0.0, reason="x") for t in of(pool, TrialState.RUNNING)],
+            "above 0",
+        ),
         (lambda pool: [start(t, "gpu:77") for t in of(pool, TrialState.WAITING)], "'gpu:77', which is not"),
         (lambda pool: [start(t, pool.devices[0].name) for t in of(pool, TrialState.WAITING)], "slots"),
         (lambda pool: [start(t, pool.devices[0].name, 9e9) for t in of(pool, TrialState.WAITING)[:1]], "it promises"),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from helios.errors import UsageError
+from helios.training import run
+from helios.training.model import PoolSnapshot, StartTrial, TrialState
 from helios.training.past_runs import keep_runs
 from helios.training.pool.state import read_runs
 from helios.training.run import run_pool
@@ -31,6 +35,78 @@ def test_a_pool_runs_without_plotting_and_boosting_libraries(tmp_path: Path, opt
         [sys.executable, "-c", CODE, "sweep.toml", *options], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert answer.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A sweep file that names the packing of trials, and up to four on a GPU."""
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        'command = "true {x}"\nmemory = "1G"\n[parameters]\nx = [0.1, 0.2, 0.3, 0.4]\n'
+        '[service]\nname = "packing"\ntogether = 4\nworth = 0.2\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ({}, {"together": 4, "worth": 0.2}),
+        ({"options": {"together": 3, "for": "results"}}, {"together": 3, "worth": 0.2, "for": "results"}),
+    ],
+)
+def test_a_pool_runs_its_service_as_file_and_command_say(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], options: dict[str, Any]
+) -> None:
+    built: list[tuple[str, dict[str, Any]]] = []
+
+    def build(name: str, given: dict[str, Any]) -> OneByOne:
+        built.append((name, given))
+        return OneByOne()
+
+    monkeypatch.setattr(run, "build_for_pool", build)
+    assert run_pool(packed, kind="cpu", **asked).counts == {"finished": 4}
+    assert built == [("packing", options)]
+
+
+class OneByOne:
+    """A service that starts one trial at a time."""
+
+    def decide(self, pool: PoolSnapshot) -> list[StartTrial]:
+        if any(trial.state is TrialState.RUNNING for trial in pool.trials):
+            return []
+        first = next(trial.number for trial in pool.trials if trial.state is TrialState.WAITING)
+        return [StartTrial(number=first, devices=(pool.devices[0].name,), memory_limit_mib=None, reason="one by one")]
+
+
+def test_options_without_a_service_are_refused(shared: Path) -> None:
+    with pytest.raises(UsageError, match="--service"):
+        run_pool(shared, kind="cpu", options={"for": "results"})
+
+
+def test_a_simulation_shows_the_service_that_would_run(packed: Path) -> None:
+    usual: dict[str, Any] = {"gpus": 1, "memory_mib": 16_384.0, "run_time_s": 1_000.0, "gains": (1.8, 1.8)}
+    row = {}
+    for together in (1, 2):
+        found = pool_whatif(packed, options={"together": together}, **usual).to_json()
+        row[together] = found["comparisons"][0]["rules"]["packing"]["makespan_s"]
+        assert f"packing has the options together = {together}, worth = 0.2." in found["notes"]
+    assert row[2] < 0.7 * row[1]
+
+
+def test_a_job_runs_the_service_that_is_asked_for(packed: Path) -> None:
+    words = ["--for", "results", "--set", "packing.together=2", "--warm", "json", "--mps", "--dry-run"]
+    submit = [sys.executable, "-m", "helios", "pool", "submit", "sweep.toml", *words]
+    script = subprocess.run(submit, cwd=packed.parent, capture_output=True, text=True, check=True).stdout
+    assert "--warm json --mps --service packing --set packing.together=2 --set 'packing.for=\"results\"'" in script
+
+
+def test_an_option_of_another_service_is_refused(packed: Path) -> None:
+    words = ["--service", "packing", "--set", "other.together=2"]
+    run = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", *words]
+    answer = subprocess.run(run, cwd=packed.parent, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert "--set names other, and the service is packing" in answer.stderr
 
 
 @pytest.fixture

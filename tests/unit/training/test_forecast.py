@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.training.forecast import ENOUGH, TrialModel, measured_speeds, trial_facts
 from helios.training.model import TrialForecast, peak_hardly_exceeded
 from tests.examples import examples
@@ -196,3 +196,22 @@ def test_speeds_are_means_by_time() -> None:
     ]
     (speed,) = measured_speeds(runs)
     assert (speed.steps_per_s, speed.samples) == (3.5, 2)
+
+
+def test_runs_on_two_devices_tell_nothing_of_one() -> None:
+    runs = [a_run(number, placement=(2,), speeds=alone(20.0)) for number in range(5)]
+    assert forecast(runs) == TrialForecast()
+
+
+def test_measured_speeds_are_kept_by_placement() -> None:
+    runs = [a_run(0, speeds=alone(10.0)), a_run(1, placement=(2,), speeds=alone(20.0))]
+    assert {(speed.placement, speed.steps_per_s) for speed in measured_speeds(runs)} == {((1,), 10.0), ((2,), 20.0)}
+
+
+def test_earlier_trials_of_a_program_are_told_with_their_curves() -> None:
+    curve = (CurvePoint(0, 1.0, 0.5), CurvePoint(1, 2.0, 0.25))
+    part, whole = (a_run(attempt=n, metric="loss", curve=curve[:n], started_s=n) for n in (1, 2))
+    others = [a_run(1, metric="loss"), a_run(2, metric="acc", curve=curve)]
+    others += [a_run(3, metric="loss", curve=curve, program="other.py"), a_run(4, metric="loss", curve=curve)]
+    model = TrialModel([part, whole, *others], now_s=1_103.5)  # the last one had not ended
+    assert model.curves("train.py", "loss") == [whole]

@@ -19,6 +19,17 @@ trials = 12
 metric = "accuracy"
 seed = 1
 """
+CONDITIONAL = """\
+command = "python train.py --optimizer {optimizer} --momentum {momentum} --lr {lr}"
+[parameters]
+optimizer = ["adam", "sgd"]
+momentum = { values = [0.9, 0.99], when = { optimizer = "sgd" } }
+lr = { low = 0.1, high = 1.0 }
+[search]
+trials = 12
+metric = "accuracy"
+seed = 1
+"""
 Reader = Callable[[str], TrainingSweep]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import helios_task
 import pytest
 
-from helios.training.model import Device, TrialState
+from helios.training.model import Device, PoolAction, PoolSnapshot, StopTrial, TrialState
+from helios.training.pool.coordinator import Decide, fixed_slots
 from helios.training.pool.search import JOURNAL, STUDY
-from helios.training.pool.state import TrialRecord
+from helios.training.pool.state import TrialRecord, read_runs
 from helios.training.pool.sweep import SearchMethod, TrainingSweep
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, run
 
@@ -98,12 +99,14 @@ def wait():
 """
 
 
-def searched(folder: Path, text: str, **more: Any) -> tuple[dict[int, TrialRecord], list[str]]:
+def searched(
+    folder: Path, text: str, *, decide: Decide = fixed_slots, **more: Any
+) -> tuple[dict[int, TrialRecord], list[str]]:
     """The trials of a search that prunes each whose value is below .4, and how Optuna has them."""
     optuna = pytest.importorskip("optuna", reason="the extra [search] is not installed")
     method = SearchMethod(trials=2, sampler="", pruner="ThresholdPruner", pruner_options={"lower": 0.4})
     sweep = a_sweep(folder, reporting(text), [0.3, 0.9], metric="accuracy", search=method, **more)
-    _, trials = run(sweep)
+    _, trials = run(sweep, decide=decide)
     journal = optuna.storages.journal.JournalFileBackend(str(folder / "pool/search" / JOURNAL))
     study = optuna.load_study(study_name=STUDY, storage=optuna.storages.JournalStorage(journal))
     return trials, [trial.state.name for trial in study.trials]
@@ -122,6 +125,15 @@ def test_a_trial_that_was_nan_for_a_while_has_its_last_value(tmp_path: Path) -> 
     trials, told = searched(tmp_path, "report(accuracy=float('nan'))\nreport(accuracy=0.5)")
     assert [(trial.state, trial.value) for trial in trials.values()] == [(TrialState.FINISHED, 0.5)] * 2
     assert told == ["COMPLETE"] * 2
+
+
+def test_a_second_metric_that_is_no_number_has_diverged(tmp_path: Path) -> None:
+    trials, told = searched(
+        tmp_path, "report(accuracy=0.9, loss=float('inf'))\nreport(accuracy=0.95)", more_metrics={"loss": False}
+    )
+    assert [trial.state for trial in trials.values()] == [TrialState.DIVERGED] * 2
+    assert trials[0].reason == "its last loss is not a finite number"
+    assert told == ["FAIL"] * 2
 
 
 def test_a_value_that_is_nan_at_a_step_is_pruned(tmp_path: Path) -> None:
@@ -189,3 +201,37 @@ def test_a_trial_that_trains_on_after_its_answer_is_finished(tmp_path: Path) -> 
     text = "report(step=1, accuracy=0.3)\nwait()\nreport(answer='stop')\nreport(step=2, accuracy=0.35)"
     trials, _ = searched(tmp_path, text)
     assert [(trial.state, trial.value) for trial in trials.values()] == [(TrialState.FINISHED, 0.35)] * 2
+
+
+def finish_the_first(snapshot: PoolSnapshot) -> list[PoolAction]:
+    """Stop trial 0 as finished once it has reported."""
+    return [
+        StopTrial(number=0, reason="its target is reached", finished=True)
+        for trial in snapshot.trials
+        if trial.number == 0 and trial.state is TrialState.RUNNING and trial.progress is not None
+    ] or fixed_slots(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("wait(); report(answer='stop', accuracy=0.75)", "its target is reached"),
+        ("wait(); report(accuracy=0.75); sys.exit(7)", "its target is reached"),
+        ("wait(); report(accuracy=0.75); time.sleep(60)", "its target is reached; it did not end by itself"),
+    ],
+)
+def test_a_stop_may_end_a_trial_as_finished_with_its_value(tmp_path: Path, last: str, reason: str) -> None:
+    text = "x = float(sys.argv[1])\nreport(step=1, accuracy=x + 0.2, progress=0.25)"
+    trials, told = searched(tmp_path, f"{text}\nif x < 0.4:\n    {last}", decide=finish_the_first, grace_s=1.0)
+    assert (trials[0].state, trials[0].value, trials[0].reason) == (TrialState.FINISHED, 0.75, reason)
+    assert told == ["COMPLETE"] * 2
+    assert [(run.outcome, run.progress) for run in read_runs(tmp_path / "pool") if run.number == 0] == [
+        ("stopped", 0.25)
+    ]
+
+
+def test_a_trial_that_is_stopped_as_finished_at_nan_has_diverged(tmp_path: Path) -> None:
+    text = "x = float(sys.argv[1])\nreport(accuracy=float('nan') if x < 0.4 else x, progress=0.25)\nx > 0.4 or wait()"
+    trials, told = searched(tmp_path, text, decide=finish_the_first, grace_s=1.0)
+    assert trials[0].state is TrialState.DIVERGED
+    assert told == ["FAIL", "COMPLETE"]

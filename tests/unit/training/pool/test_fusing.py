@@ -19,11 +19,11 @@ import pytest
 from helios.errors import UsageError
 from helios.training.fused import task
 from helios.training.fused.configurations import NOT_FUSIBLE, OPTIMIZERS, OTHER_KEYS
-from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, Trial, TrialState, fuse
+from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StopTrial, Trial, TrialState, fuse
 from helios.training.pool import sweep
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
 from helios.training.pool.fusing import Fusion
-from helios.training.pool.state import FILE, TrialRecord
+from helios.training.pool.state import FILE, TrialRecord, read_runs
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
 from helios.training.pool.sweep_file import read_training_sweep
 from tests.unit.training.pool.test_coordinator import Watched, pool_processes, run
@@ -241,6 +241,41 @@ def test_the_next_trial_takes_the_place_of_a_pruned_one(tmp_path: Path) -> None:
     )
 
 
+def test_trials_of_one_process_have_a_curve_each(tmp_path: Path) -> None:
+    path = a_sweep(tmp_path, [{"lr": 0.1}, {"lr": 0.5}], rest='[search]\nmetric = "validation_loss"', epochs=4)
+    run_sweep(path)
+    curves = [[point.step for point in attempt.curve] for attempt in read_runs(tmp_path / "pool")]
+    assert (curves, processes(tmp_path)) == ([[0, 1, 2, 3]] * 2, [[0, 1]])
+
+
+def test_a_fused_trial_may_be_stopped_as_finished_with_its_value(tmp_path: Path) -> None:
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING and trial.progress]
+        stops = [StopTrial(number=1, reason="enough", finished=True) for trial in running if trial.number == 1]
+        return [*stops, *fixed_slots(snapshot)]
+
+    path = a_sweep(tmp_path, [{"lr": 0.1}, {"lr": 0.2}], "together = 2\nseed = 1", epochs=8, pause=0.3)
+    path.write_text(path.read_text() + '[search]\nmetric = "accuracy"\n')
+    _, found = run_sweep(path, decide=decide)
+    assert [(trial.state, trial.reason) for trial in found.values()] == [
+        (TrialState.FINISHED, ""),
+        (TrialState.FINISHED, "enough"),
+    ]
+    assert found[1].value is not None
+    assert len(steps(tmp_path, 1)) < len(steps(tmp_path, 0)) == 8
+
+
+@pytest.mark.parametrize(
+    "request_line", ['{"request": "resize", "devices": []}', '{"request": "pause", "by_s": 1, "new": {}}']
+)
+def test_a_fused_trial_heeds_known_requests_alone(tmp_path: Path, request_line: str) -> None:
+    trial = task.FusedTrial(number=0, folder=tmp_path)
+    (tmp_path / "requests").write_text(request_line)
+    known = "pause" if "pause" in request_line else None
+    assert trial.requested() == known
+    assert (tmp_path / "report.jsonl").exists() == (known is not None)
+
+
 def a_task(folder: Path) -> psutil.Process | None:
     """The process that trains, once it has kept checkpoints."""
     if len([*folder.glob("pool/trials/*/checkpoints/model.pt")]) < 3:
@@ -420,8 +455,14 @@ def test_a_process_that_leaves_its_trials_again_and_again_fails_them(tmp_path: P
 
 def trial(number: int, part: str = "a", *, process: int | None = None, most: int = 8, **more: Any) -> Trial:
     state = TrialState.WAITING if process is None else TrialState.RUNNING
-    device = None if process is None else "gpu:0"
-    known: dict[str, Any] = {"state": state, "device": device, "process": process, "fusible": part, "most_fused": most}
+    devices = () if process is None else ("gpu:0",)
+    known: dict[str, Any] = {
+        "state": state,
+        "devices": devices,
+        "process": process,
+        "fusible": part,
+        "most_fused": most,
+    }
     return Trial(number=number, parameters={}, **(known | more))
 
 
@@ -429,7 +470,7 @@ def starts(trials: list[Trial], **free: int) -> list[tuple[int, str, int | None]
     devices = tuple(Device(name=f"gpu:{n}", kind="gpu", memory_mib=100.0, slots=1) for n in range(2))
     snapshot = PoolSnapshot(now_s=0.0, devices=devices, trials=tuple(trials))
     told = fuse(snapshot, {f"gpu:{name[1:]}": count for name, count in free.items()})
-    return [(start.number, start.device, start.into) for start in told]
+    return [(start.number, start.devices[0], start.into) for start in told]
 
 
 def test_trials_are_spread_evenly_over_new_processes() -> None:

@@ -64,9 +64,9 @@ def test_a_service_cannot_put_more_on_a_device_than_it_has_slots(tmp_path: Path)
     def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
         most.append(sum(trial.state is TrialState.RUNNING for trial in snapshot.trials))
         return [
-            StartTrial(number=trial.number, device="cpu:0", memory_limit_mib=None, reason="all")
+            StartTrial(number=trial.number, devices=("cpu:0",), memory_limit_mib=None, reason="all")
             for trial in snapshot.trials
-        ] + [StartTrial(number=99, device="nowhere", memory_limit_mib=None, reason="wrong")]
+        ] + [StartTrial(number=99, devices=("nowhere",), memory_limit_mib=None, reason="wrong")]
 
     _, trials = run(a_sweep(tmp_path, "import time; time.sleep(0.2)", range(6)), decide=decide)
     assert {trial.state for trial in trials.values()} == {TrialState.FINISHED}

@@ -239,6 +239,8 @@ def test_requests_are_written_whole_and_taken_back(tmp_path: Path) -> None:
     write_request(path, TaskRequest.PAUSE)
     assert json.loads(path.read_text()) == {"request": "pause"}
     assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
+    write_request(path, TaskRequest.PAUSE, by_s=1.5, devices=None)
+    assert path.read_text() == '{"request": "pause", "by_s": 1.5}\n'
     write_request(path, None)
     write_request(path, None)
     assert list(tmp_path.iterdir()) == []

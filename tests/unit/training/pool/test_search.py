@@ -21,7 +21,7 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.training.model import TrialState
 from helios.training.pool.search import JOURNAL, LOCKED, STUDY, OptunaSearch, open_search
 from helios.training.pool.sweep_file import read_training_sweep
-from tests.unit.training.pool.sweeps import GRID, SEARCH, Reader, ask_all
+from tests.unit.training.pool.sweeps import CONDITIONAL, GRID, SEARCH, Reader, ask_all
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
@@ -77,7 +77,7 @@ def test_what_is_told_twice_is_recorded_once(sweep: Reader, tmp_path: Path) -> N
     search.tell(0, TrialState.FINISHED, 0.5)
     search.tell(0, TrialState.FAILED, None)
     lines = (tmp_path / "pool" / "told.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"number": 0, "state": "finished", "metric": 0.5}]
+    assert [json.loads(line) for line in lines] == [{"number": 0, "state": "finished"}]
 
 
 def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_path: Path) -> None:
@@ -94,6 +94,19 @@ def test_search_draws_within_the_space_and_no_trial_twice(sweep: Reader, tmp_pat
     assert all(1e-4 <= parameters["lr"] <= 1e-1 for parameters in drawn)  # type: ignore[operator]  # a number
     assert {parameters["width"] for parameters in drawn} <= {32, 64, 128}
     assert len({parameters["lr"] for parameters in drawn}) == 12
+
+
+@pytest.mark.parametrize("sampler", ["TPE", '{ name = "TPE", multivariate = true, group = true }', "random", "QMC"])
+def test_a_search_draws_a_parameter_only_where_its_condition_holds(sweep: Reader, tmp_path: Path, sampler: str) -> None:
+    sampler = sampler if sampler.startswith("{") else f'"{sampler}"'
+    search = open_search(sweep(CONDITIONAL + f"sampler = {sampler}\n"), tmp_path / "pool")
+    asked = []
+    for trial in iter(search.ask, None):
+        asked.append(trial.parameters)
+        search.tell(trial.number, TrialState.FINISHED, 0.5)
+    assert {each["optimizer"] for each in asked} == {"adam", "sgd"}
+    assert all(("momentum" in each) == (each["optimizer"] == "sgd") for each in asked)
+    assert [trial.params for trial in studied(tmp_path / "pool")] == asked
 
 
 def test_same_seed_draws_the_same(sweep: Reader, tmp_path: Path) -> None:
@@ -190,6 +203,18 @@ def test_optuna_reads_what_happened(sweep: Reader, tmp_path: Path) -> None:
     assert [trial.value for trial in trials] == [0.5, None, None, 0.25, None]
 
 
+def test_a_study_of_several_metrics_has_all_values(sweep: Reader, tmp_path: Path) -> None:
+    several = SEARCH.replace('"accuracy"', '["accuracy", "ms"]\ndirection = ["maximize", "minimize"]')
+    search = open_search(sweep(several), tmp_path / "pool")
+    for number, values in enumerate([(0.9, 20.0), (0.8, 10.0), (0.7, 30.0), (0.9, None)]):
+        search.ask()
+        assert not search.report(number, 0, 0.5)
+        search.tell(number, TrialState.FINISHED, *values)
+    trials = studied(tmp_path / "pool")
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"]
+    assert [trial.values for trial in trials] == [[0.9, 20.0], [0.8, 10.0], [0.7, 30.0], None]
+
+
 def test_folder_has_one_process_at_a_time(sweep: Reader, tmp_path: Path) -> None:
     read = sweep(GRID)
     search = open_search(read, tmp_path / "pool")
@@ -197,13 +222,6 @@ def test_folder_has_one_process_at_a_time(sweep: Reader, tmp_path: Path) -> None
         open_search(read, tmp_path / "pool")
     search.close()
     open_search(read, tmp_path / "pool").close()
-
-
-@pytest.mark.parametrize("changed", [GRID.replace("0.01", "0.02"), GRID.replace("--lr", "--rate")])
-def test_folder_of_another_sweep_is_refused(sweep: Reader, tmp_path: Path, changed: str) -> None:
-    open_search(sweep(GRID), tmp_path / "pool").close()
-    with pytest.raises(UsageError, match="another command"):
-        open_search(sweep(changed), tmp_path / "pool")
 
 
 def test_a_search_can_be_made_longer(sweep: Reader, tmp_path: Path) -> None:

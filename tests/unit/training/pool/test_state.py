@@ -13,7 +13,7 @@ from helios.training.pool.state import FILE, StateFile
 
 
 def a_state(folder: Path, *, shared: bool = True) -> StateFile:
-    return StateFile(folder, "sweep", shared=shared)
+    return StateFile(folder, {}, shared=shared)
 
 
 def finish(state: StateFile, number: int) -> None:
@@ -46,7 +46,7 @@ def test_only_trials_of_a_pool_that_is_gone_are_taken_over(tmp_path: Path) -> No
     with a_state(tmp_path) as one:
         gone = a_state(tmp_path)
         gone.record_created(0, {"x": 1})
-        gone.record_started(0, device="cpu:0", memory_limit_mib=None)
+        gone.record_started(0, devices=["cpu:0"], memory_limit_mib=None)
         assert one.adopt() == []
         pool = gone.pool
         for handle in (gone._own_lock, gone._handle, gone._write_lock):  # as a kill does

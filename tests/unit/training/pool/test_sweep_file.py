@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from helios.errors import UsageError
 from helios.training.pool import sweep_file
+from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
 from helios.training.pool.sweep_file import line_number, read_training_sweep
 from tests.examples import examples
-from tests.unit.training.pool.sweeps import COMMAND, GRID, SEARCH, Reader, ask_all
+from tests.unit.training.pool.sweeps import COMMAND, CONDITIONAL, GRID, SEARCH, Reader, ask_all
 
 pytestmark = pytest.mark.usefixtures("python_is_found")
+SEVERAL = '[search]\nmetric = ["a", "b"]\ndirection = ["maximize", "minimize"]\n'
 ROOT = Path(__file__).parents[4]
 LISTED = 'command = "python train.py {lr} {name}"\ntrials_file = "FILE"\n'
 TOML_VALUES = st.recursive(
@@ -29,6 +31,15 @@ TOML_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=6,
 )
+
+
+def test_null_in_a_file_of_trials_is_a_parameter_less(sweep: Reader, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"lr": 0.1, "m": 0.9}\n{"lr": 0.2, "m": null}\n')
+    read = sweep('command = "python train.py --lr {lr} --m {m}"\ntrials_file = "t.jsonl"\n')
+    assert [read.fill(trial, trial=0, checkpoints=tmp_path)[2:] for trial in read.grid()] == [
+        ["--lr", "0.1", "--m", "0.9"],
+        ["--lr", "0.2"],
+    ]
 
 
 def test_other_keys_are_read(sweep: Reader, tmp_path: Path) -> None:
@@ -41,6 +52,11 @@ def test_other_keys_are_read(sweep: Reader, tmp_path: Path) -> None:
     assert read.cwd == tmp_path / "work"
     assert read.events_folder(trial=7, checkpoints=Path()) == tmp_path / "work" / "runs" / "7"
     assert sweep(GRID).events_folder(trial=7, checkpoints=Path()) is None
+
+
+def test_a_sweep_has_a_weight_and_may_change_it(sweep: Reader) -> None:
+    assert (sweep(GRID).weight, sweep("weight = 2\n" + GRID).weight) == (1.0, 2.0)
+    assert describe(sweep(GRID)) == describe(sweep("weight = 2\n" + GRID))
 
 
 def test_grid_may_name_its_metric_without_optuna(sweep: Reader) -> None:
@@ -68,10 +84,17 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ("attempts = 0\n" + GRID, 1, "attempts"),
         ('attempts = "3"\n' + GRID, 1, "attempts"),
         ("grace_s = 0\n" + GRID, 1, "grace_s"),
+        ("weight = 0\n" + GRID, 1, "weight"),
+        ("weight = nan\n" + GRID, 1, "weight"),
         (GRID + '[search]\nmetric = "a"\ntrails = 3\n', 7, "'trials'"),
         (GRID + "[search]\ntrials = 3\n", 5, "'metric' is missing"),
         (GRID + '[search]\nmetric = "a"\ndirection = "up"\n', 7, "maximize or minimize"),
         (GRID + '[search]\nmetric = "a"\ntrials = 0\n', 7, "trials"),
+        (GRID + '[search]\nmetric = ["a", "b"]\n', 6, "2 metrics need a direction each"),
+        (GRID + '[search]\nmetric = ["a", "b"]\ndirection = "minimize"\n', 7, "2 metrics need a direction each"),
+        (GRID + '[search]\nmetric = ["a", "a"]\ndirection = ["minimize", "minimize"]\n', 6, "twice"),
+        (GRID + SEVERAL + 'pruner = "median"\n', 8, "not supported for multi-objective"),
+        (GRID + SEVERAL + 'trials = 3\nsampler = "CmaEs"\n', 9, "Optuna refuses the sampler"),
         (GRID + '[search]\nmetric = "a"\ntrials = 7\n', 7, "7 trials of 6 combinations"),
         (GRID + '[search]\nmetric = "a"\ntrials = 3\nsampler = "TPF"\n', 8, "TPESampler"),
         (GRID + '[search]\nmetric = "a"\ntrials = 3\nsampler = "GridSampler"\n', 8, "Leave sampler and trials out"),
@@ -120,11 +143,25 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ),
         (COMMAND + "[parameters]\nwidth = [1]\nlr = { low = 0.0, high = 1.0, step = 1e-9 }\n", 2, "above the 100,000"),
         (COMMAND + '[parameters]\n"l r" = [1]\n', 3, "no name of a parameter"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', '{ optimiser = "sgd" }'), 4, "Did you mean 'optimizer'?"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', '{ optimizer = "SGD" }'), 4, "a value that optimizer never has"),
+        (CONDITIONAL.replace('{ optimizer = "sgd" }', "{ lr = 0.1 }"), 4, "lr, which is continuous"),
+        (CONDITIONAL.replace('["adam", "sgd"]', '{ values = ["adam", "sgd"], when = { momentum = 0.9 } }'), 3, "each"),
+        (CONDITIONAL.replace("values = [0.9, 0.99]", "valuse = [0.9]"), 4, "'valuse' is unknown"),
+        (CONDITIONAL.replace("--momentum ", ""), 1, "'{momentum}' cannot be left out"),
+        (CONDITIONAL.replace("--momentum {momentum}", "--m={momentum}-{lr}"), 1, "cannot be left out"),
+        (CONDITIONAL.replace("--momentum {momentum}", "m-{momentum}"), 1, "cannot be left out"),
+        (CONDITIONAL.replace("when =", "default = 0.5, when ="), 4, "default of momentum is not among its values"),
         (COMMAND + "[parameters]\ntrial = [1]\n", 3, "every trial has already"),
         ('cwd = "nowhere"\n' + GRID, 1, "does not exist"),
         ('memory = "much"\n' + GRID, 1, "amount of memory"),
         ('events = "runs"\n' + GRID, 1, "event files"),
         ('env = { HELIOS_TRIAL = "1" }\n' + GRID, 1, "cannot be set"),
+        (GRID + "[service]\ntogether = 2\n", 5, "the service has no name"),
+        (GRID + '[service]\nname = "packin"\n', 6, "Installed are: packing"),
+        (GRID + '[service]\nname = "packing"\ntogethr = 2\n', 7, "Did you mean 'together'?"),
+        (GRID + '[service]\nname = "packing"\nworth = 0.1\ntogether = 0\n', 8, "must lie between 1 and 64"),
+        (GRID + '[service]\nname = "packing"\nfor = "all"\n', 7, "for = 'all': Input should be 'makespan'"),
         ('trials_file = "t.csv"\n' + GRID, 3, "exclude each other"),
         (COMMAND + 'trials_file = "t.csv"\n', 2, "does not exist"),
         (
@@ -163,7 +200,7 @@ def test_without_optuna_a_search_says_what_to_install(sweep: Reader, monkeypatch
 def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
     page = (ROOT / "docs" / "sweep-file.md").read_text()
     examples_of_it = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    assert [sweep(text).trials for text in examples_of_it] == [64, 100, 64]
+    assert [sweep(text).trials for text in examples_of_it] == [64, 100, 7, 64]
     table = page[page.index("## Sweep file") : page.index("**Command.**")]
     keys = set(re.findall(r"^\| `\[?(\w+)\]?` \|", table, flags=re.MULTILINE))
     assert keys == {*sweep_file._SweepTable.model_fields}
