@@ -31,8 +31,11 @@ Folder = Annotated[
     Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
 ]
 DryRun = Annotated[bool, Option("--dry-run", help="Check all, print what would be done, and do nothing.")]
-Targets = Annotated[
+Chosen = Annotated[
     list[str] | None, Argument(metavar="[NUMBER]... [POOL]", help="Numbers of trials, and the pool as in pool status.")
+]
+Sweeps = Annotated[
+    list[Path], Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched.")
 ]
 Slots = Annotated[
     int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
@@ -95,10 +98,7 @@ class ServiceOptions:
 @expand
 def run_(
     *,
-    sweeps: Annotated[
-        list[Path],
-        Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched."),
-    ],
+    sweeps: Sweeps,
     folder: Folder = None,
     slots: Slots = None,
     device: Annotated[
@@ -121,7 +121,7 @@ def run_(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the trials of one or several sweeps on this machine, or go on with them.
+    """Run the trials of sweeps on this machine, or go on.
 
     Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
     where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
@@ -180,7 +180,7 @@ def run_(
 @expand
 def submit_(
     *,
-    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    sweeps: Sweeps,
     folder: Folder = None,
     slots: Slots = None,
     service: ServiceOptions,
@@ -210,7 +210,7 @@ def submit_(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a Slurm job that runs the trials of a sweep.
+    """Submit a Slurm job that runs the trials of sweeps.
 
     It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time, or as
     many as --pools says. See docs/pools.md.
@@ -233,14 +233,14 @@ def submit_(
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
     asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, **service.arguments()}
-    scripts = [job_script(sweep, allocation, **asked, pool=member) for member in members]
+    scripts = [job_script(sweeps, allocation, **asked, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
         print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
         if len(scripts) > 1 or chain > 1:
             print_message(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
         return
-    jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    jobs = submit_pool(scripts, folder=(folder or sweeps[0].with_suffix(".pool")).absolute(), chain=chain)
     print_result(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
 
 
@@ -299,7 +299,7 @@ def show_(
 
 
 @commands.command("stop", epilog="Example: helios pool stop 12 13 sweep.pool")
-def stop_(targets: Targets = None, as_json: AsJson = False) -> None:
+def stop_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     """Stop a pool, or end some of its trials for good.
 
     A pool that stops does what it does after Ctrl-C: trials are asked for a checkpoint, and the same command goes on
@@ -307,11 +307,11 @@ def stop_(targets: Targets = None, as_json: AsJson = False) -> None:
     """
     from helios.training.pool.orders import STOP  # noqa: PLC0415 - no help needs it
 
-    _order(STOP, targets or [], as_json=as_json)
+    _order(STOP, chosen or [], as_json=as_json)
 
 
 @commands.command("retry", epilog="Example: helios pool retry 12 sweep.pool")
-def retry_(targets: Targets = None, as_json: AsJson = False) -> None:
+def retry_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     """Run failed trials again, in place.
 
     Without numbers all that have failed. A trial that diverged is run again where its number is given, and begins anew;
@@ -320,15 +320,15 @@ def retry_(targets: Targets = None, as_json: AsJson = False) -> None:
     """
     from helios.training.pool.orders import RETRY  # noqa: PLC0415 - no help needs it
 
-    _order(RETRY, targets or [], as_json=as_json)
+    _order(RETRY, chosen or [], as_json=as_json)
 
 
-def _order(what: str, targets: Sequence[str], *, as_json: bool) -> None:
+def _order(what: str, chosen: Sequence[str], *, as_json: bool) -> None:
     from helios.training.ordering import order_pool  # noqa: PLC0415 - no help needs it
     from helios.training.status import find_pool  # noqa: PLC0415 - as above
 
-    numbers = [int(word) for word in targets if word.isdecimal()]
-    places = [Path(word) for word in targets if not word.isdecimal()]
+    numbers = [int(word) for word in chosen if word.isdecimal()]
+    places = [Path(word) for word in chosen if not word.isdecimal()]
     if len(places) > 1:
         raise UsageError(f"{places[1]} is neither a number nor the only pool.", hint="Name trials, then one pool.")
     with progress_bars(shows_compiling=False) as progress:

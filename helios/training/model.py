@@ -398,7 +398,7 @@ def by_process(trials: Iterable[Trial]) -> list[list[Trial]]:
     return list(processes.values())
 
 
-def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
+def fuse(snapshot: PoolSnapshot, free: Mapping[str, int], *, most: int | None = None) -> list[StartTrial]:
     """Return which trials that may be fused start, and in which process.
 
     Trials that may be trained in one process are a group. They are spread evenly over the running processes of the
@@ -409,6 +409,8 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     ----------
     free : mapping
         Number of free slots of each device.
+    most : int, optional
+        Most new processes.
     """
     waiting: dict[str, list[Trial]] = defaultdict(list)
     for trial in sorted(snapshot.trials, key=lambda trial: trial.number):
@@ -421,7 +423,7 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     slots = sorted(
         (device for device in snapshot.devices for _ in range(free.get(device.name, 0))),
         key=lambda device: (-free.get(device.name, 0) / device.slots, device.name),
-    )
+    )[:most]
     n_new = _new_processes(waiting, running, len(slots))
     actions: list[StartTrial] = []
     for group, trials in waiting.items():

@@ -303,7 +303,8 @@ def code_in_words(made_with: Mapping[str, Any]) -> str:
     commit = made_with.get("commit") or "unknown"
     changed = " with changes on top" if made_with.get("changed") else ""
     packages = "".join(f", {name} {version}" for name, version in (made_with.get("packages") or {}).items())
-    return f"Commit {commit}{changed}; Python {made_with.get('python') or 'unknown'}{packages}; Helios {made_with.get('helios') or 'unknown'}"
+    python, helios = (made_with.get(name) or "unknown" for name in ("python", "helios"))
+    return f"Commit {commit}{changed}; Python {python}{packages}; Helios {helios}"
 
 
 def memory_in_words(mib: float | None) -> str:

@@ -24,10 +24,7 @@ from helios.training.model import (
     ShareTrial,
     StartTrial,
     StopTrial,
-    Trial,
     TrialState,
-    by_process,
-    fuse,
 )
 from helios.training.pool.attempts import Attempts
 from helios.training.pool.clock import steady_s
@@ -38,10 +35,9 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.orders import Orders
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.trials import COST, DECIDE_S, PoolSweep, Sweeps, SweepTrials
 
-MORE_ROOM = 1.5
-"""What a trial that was killed for memory gets of its last limit."""
 _READ_S = 0.25
 """How often reports are read, s."""
 _LONGEST_READ_S = 2.0
@@ -60,56 +56,6 @@ class Watcher(Protocol):
 
     def refresh(self, pool: Coordinator) -> None:
         """Show the pool as it is, several times a second."""
-
-
-def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
-    """Start trials in order while a device has a slot.
-
-    Those that may be fused share processes. Each process gets an equal part of the memory. A trial that was killed for
-    memory gets more, and at last a device of its own.
-    """
-    running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
-    for lead, *_ in by_process(snapshot.trials):
-        for name in lead.devices:
-            running[name].append(lead)
-    used = {device.name: len(running[device.name]) for device in snapshot.devices}
-    free = {
-        device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
-        for device in snapshot.devices
-    }
-    actions: list[PoolAction] = []
-    for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
-        actions.append(start)
-        if start.into is None:
-            for name in start.devices:
-                used[name] += 1
-                free[name] -= start.memory_limit_mib or 0.0
-    waiting = [
-        trial
-        for trial in snapshot.trials
-        if trial.state in {TrialState.WAITING, TrialState.PAUSED} and not trial.fusible
-    ]
-    for trial in sorted(waiting, key=lambda trial: (trial.out_of_memory_mib or 0.0, trial.number)):
-        if all(used[device.name] >= device.slots for device in snapshot.devices):
-            break
-        for device in sorted(snapshot.devices, key=lambda device: used[device.name] / device.slots):
-            need = trial.forecast.memory_p95_mib or device.memory_mib / device.slots
-            if trial.out_of_memory_mib is not None:
-                need = max(need, MORE_ROOM * trial.out_of_memory_mib)
-            need = min(need, device.memory_mib)
-            if used[device.name] < device.slots and (need <= free[device.name] * (1 + 1e-9) or not used[device.name]):
-                actions.append(
-                    StartTrial(
-                        number=trial.number,
-                        devices=(device.name,),
-                        memory_limit_mib=need,
-                        reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
-                    )
-                )
-                used[device.name] += 1
-                free[device.name] -= need
-                break
-    return actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

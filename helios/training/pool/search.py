@@ -261,7 +261,11 @@ class _Journal:
 
     def __init__(self, path: Path) -> None:
         journal = load_optuna().storages.journal
+        self._size_path = path.with_name(f"{path.name}.size")
         self._handle = open_private(path)
+        with suppress(FileNotFoundError):
+            os.truncate(self._handle, int(self._size_path.read_text()))  # a kill came while a batch was written
+            self._size_path.unlink()
         whole = LinesFile(self._handle)
         whole.skip()
         whole.append(b"", lasting=False)  # cuts off a partial line
@@ -288,18 +292,25 @@ class _Journal:
         with cut_on_failure(self._handle):
             self._file.append_logs(logs)
 
+    def append_batch(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines of which a kill leaves all or none."""
+        atomic_write(self._size_path, str(os.fstat(self._handle).st_size), mode=0o640)
+        self.append_logs(logs)
+        self._size_path.unlink()
+
     def close(self) -> None:
         os.close(self._handle)
 
 
-class _Logs:
-    """A journal in memory."""
+class _Batch:
+    """A journal with lines that are kept to be written at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: _Journal) -> None:
+        self._before = list(journal.read_logs(0))
         self.logs: list[dict[str, Any]] = []
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
-        return self.logs[log_number_from:]
+        return [*self._before[log_number_from:], *self.logs[max(0, log_number_from - len(self._before)) :]]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self.logs += logs
@@ -321,16 +332,13 @@ class OptunaSearch:
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
-        path = folder.absolute() / JOURNAL
-        self._journal = _Journal(path)
+        self._journal = _Journal(folder.absolute() / JOURNAL)
         try:
             with silence_warnings():
                 self._study = self._open_study(self._journal)
                 before = self._study.get_trials(deepcopy=False)
                 if not all(self._is_of_space(trial, made) for trial in before):
-                    self._journal.close()
-                    atomic_write(path, self._copy_to_space(before, made), mode=path.stat().st_mode & 0o777)
-                    self._journal = _Journal(path)
+                    self._copy_to_space(before, made)
                     self._study = self._open_study(self._journal)
                 self._study.sampler = (
                     make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
@@ -368,14 +376,15 @@ class OptunaSearch:
             trial.distributions[name] == self._spaces.get(name) for name in trial.params
         )
 
-    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> str:
-        """Return the journal of a study with all trials in the new spaces.
+    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> None:
+        """Replace the study by one with all trials in the new spaces.
 
         Optuna refuses other choices of a parameter in one study, and its samplers that see several parameters at once
         ignore one whose ranges differ. A trial that was asked for and not recorded is asked for again.
         """
-        logs = _Logs()
-        study = self._open_study(logs)
+        batch = _Batch(self._journal)
+        self._optuna.delete_study(study_name=STUDY, storage=self._optuna.storages.JournalStorage(batch))
+        study = self._open_study(batch)
         for trial in trials[: len(made)]:
             copied = copy(trial)
             copied.params = dict(made[trial.number])
@@ -383,7 +392,7 @@ class OptunaSearch:
             # What CMA-ES keeps in trials is of the spaces as they were.
             copied.system_attrs = {name: value for name, value in trial.system_attrs.items() if "cma:" not in name}
             study.add_trial(copied)
-        return "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs.logs)
+        self._journal.append_batch(batch.logs)
 
     def _take_up(self) -> None:
         """Queue trials that the study has and nobody was given."""

@@ -323,7 +323,7 @@ class SweepTrials:
         self._forecast_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
 
     def _as_alone(self, trial: Trial) -> Trial:
-        """Return a trial with the number and family that it has in a pool of this sweep alone."""
+        """Return a trial as it is in a pool of this sweep alone."""
         return replace(trial, number=trial.number % NUMBERS, family=trial.family.removeprefix(self._prefix))
 
     @property
@@ -472,5 +472,5 @@ class Sweeps(tuple[SweepTrials, ...]):
     """The sweeps of a pool."""
 
     def of(self, number: int) -> SweepTrials:
-        """Return the sweep of a trial, or of a process with the negative number of one."""
+        """Return the sweep of a trial or fused process."""
         return self[abs(number) // NUMBERS]
