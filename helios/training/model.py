@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from helios.model.trial_runs import CurvePoint, TrialRun
+if TYPE_CHECKING:  # its package imports pandas, which who asks how a pool is does not need
+    from helios.model.trial_runs import CurvePoint, TrialRun
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -278,7 +279,7 @@ class PoolSnapshot:
     fused: tuple[FusedSpeed, ...] = ()
 
 
-Forecast = Callable[[Sequence[Trial], Sequence[TrialRun]], Sequence[TrialForecast]]
+Forecast = Callable[[Sequence[Trial], "Sequence[TrialRun]"], Sequence[TrialForecast]]
 """Function that forecasts trials from the runs of the pool so far.
 
 Runs that have not ended have the outcome ``running``.

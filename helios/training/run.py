@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from helios.errors import UsageError
 from helios.training.model import Device
-from helios.training.past_runs import keep_if_possible, known_runs, own_name, runs_of_folder
+from helios.training.past_runs import keep_if_possible, keep_while_running, known_runs, runs_of_folder
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.growth import describe, take_over
+from helios.training.pool.provenance import changed_code, describe_start, own_name
 from helios.training.pool.search import open_search
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile
@@ -144,12 +145,15 @@ def run_pools(
             container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
             model, problem = (None, "") if choice is None else _learn(into, program(sweep), devices[0], database)
             problems.append(problem)
+            about = describe_start(sweep, [*devices, *(each for node in nodes for each in node.devices)], ends_s=ends_s)
             state = stack.enter_context(StateFile(into, describe(sweep), shared=shared))
             with state.exclusive():
                 changes = take_over(sweep, state)
                 made = [state.trials[number].parameters for number in sorted(state.trials)]
                 search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
             stack.callback(search.close)
+            state.record_run(about)
+            code = changed_code([*state.runs.values()])
             sources.append(
                 PoolSweep(
                     sweep=replace(sweep, owner=sweep.owner or own_name()),
@@ -160,7 +164,7 @@ def run_pools(
                     container=container,
                     forecast=None if model is None else partial(model.expect, program(sweep)),
                     known_speeds=() if model is None else model.speeds,
-                    notes=[f"{name}: {changes}" if len(paths) > 1 else changes] if changes else (),
+                    notes=[f"{name}: {note}" if len(paths) > 1 else note for note in (changes, code) if note],
                 )
             )
         coordinator = Coordinator(
@@ -174,7 +178,8 @@ def run_pools(
             margin_s=margin_s,
             watcher=watcher,
         )
-        end = coordinator.run()
+        with keep_while_running(database, [*folders.values()]):
+            end = coordinator.run()
         seconds = steady_s() - began_s
         results = []
         for trials, reason, problem in zip(coordinator.sweeps, end.reasons, problems, strict=True):

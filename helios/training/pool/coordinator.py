@@ -32,6 +32,7 @@ from helios.training.pool.devices import Node
 from helios.training.pool.endings import Endings
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
+from helios.training.pool.orders import Orders
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
 from helios.training.pool.slots import fixed_slots
@@ -143,6 +144,8 @@ class Coordinator:
             warm=warm,
             mps=mps,
         )
+        self._orders = [Orders(trials=each, attempts=self._attempts, notes=self._notes) for each in self.sweeps]
+        self._stopped_by = ""
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
@@ -209,6 +212,7 @@ class Coordinator:
         now = steady_s()
         if not self._attempts.stop_reason and self.ends_s is not None and now >= self.ends_s - self._margin_s:
             self._stop("the time of the allocation is up")
+        self._take_orders()
         self._take_signals()
         if now >= self._read_at_s:
             for attempt in list(self._attempts.running.values()):
@@ -229,6 +233,7 @@ class Coordinator:
         self._launcher.divide_devices()
         for trials in self.sweeps:
             trials.report_to_search()
+            trials.show_hold()
         if self._watcher is not None:
             self._watcher.refresh(self)
 
@@ -291,6 +296,12 @@ class Coordinator:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _take_orders(self) -> None:
+        for orders in self._orders:
+            if stopped_by := orders.take():
+                self._stopped_by = stopped_by
+                self._signals.append(signal.SIGTERM)
+
     def _take_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
@@ -303,7 +314,8 @@ class Coordinator:
                 self._stop("the time of the allocation is up")
                 continue
             self._signal = number
-            self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
+            told = f"{self._stopped_by} stopped it" if self._stopped_by else "it was told to end"
+            self._stop("it was interrupted" if number == signal.SIGINT else told)
 
     def _stop(self, reason: str) -> None:
         """Request a checkpoint of every trial, then end it."""
@@ -357,8 +369,9 @@ class Coordinator:
             {"event": "asked", **trials.identify(action.number), "request": str(wanted), "reason": action.reason}
         )
         if isinstance(action, StopTrial):
-            attempt.stop(trials.sweep.grace_s, finished=action.reason if action.finished else "")
+            attempt.stop(trials.sweep.grace_s, why=action.reason, finished=action.reason if action.finished else "")
         else:
+            attempt.why = action.reason
             attempt.request(wanted)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:

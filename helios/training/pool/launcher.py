@@ -281,7 +281,13 @@ class Launcher:
             trials.pause_starts(reason.strerror or str(reason))
             return
         names = tuple(device.name for device in devices)
-        trials.state.record_started(trial.number % NUMBERS, devices=names, memory_limit_mib=limit)
+        trials.state.record_started(
+            trial.number % NUMBERS,
+            devices=names,
+            memory_limit_mib=limit,
+            why=action.reason,
+            log="" if process is None else str(process.folder / "log.txt"),
+        )
         if trials.state.problem:
             return
         now = steady_s()
