@@ -113,7 +113,7 @@ class SeenTrials:
         self._speeds = self._forecasts = None
 
     def add_memory(self, number: int, used_mib: float) -> None:
-        """Take the memory of a trial as its peak, and that of its family, if it is larger."""
+        """Take the memory of a trial, as a peak where it is larger."""
         family = self._trials[number].family
         self.peak_mib[number] = max(used_mib, self.peak_mib.get(number, 0.0))
         self._family_peak_mib[family] = max(used_mib, self._family_peak_mib.get(family, 0.0))

@@ -465,7 +465,10 @@ class SimulatedPool:
         self._remove_attempt(attempt)
 
     def _report_interval_s(self, number: int) -> float:
-        """Return the time between two reports of a trial, s; 0: it is not followed one by one."""
+        """Return the time between two reports of a trial, s.
+
+        0: they are not followed one by one.
+        """
         true = self.trials[number]
         return true.report_s or (self._query_every_s if true.curve else 0.0)
 
