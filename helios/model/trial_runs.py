@@ -71,7 +71,7 @@ class TrialRun:
     utilization : float, optional
         Mean share of its devices' time that it used; of a shared GPU that of all on it.
     energy_j : float, optional
-        Energy of its devices, in equal parts for those on each, J.
+        Energy of its devices, in parts by the time for which those on each ran, J.
     speeds : tuple of MeasuredSpeed
     metrics : mapping
         Last values that it reported.
@@ -82,6 +82,8 @@ class TrialRun:
     curve : tuple of CurvePoint
         This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
         a step are not in it.
+    user : str
+        Who stored it in the warehouse. Empty elsewhere.
     """
 
     pool: str
@@ -107,6 +109,7 @@ class TrialRun:
     metric: str = ""
     direction: str = ""
     curve: tuple[CurvePoint, ...] = ()
+    user: str = ""
 
     @property
     def ended_s(self) -> float:

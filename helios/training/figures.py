@@ -1,7 +1,7 @@
 """Figures of a pool's trials.
 
-They are curves, parallel coordinates, the importance of parameters, and the metric by parameter. They tell trials
-apart by their tone, so that three, twenty-four and five hundred are legible alike.
+They are curves, parallel coordinates, the importance of parameters, and the metric by parameter. They tell trials apart
+by their tone, so that three, twenty-four and five hundred are legible alike.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def parallel_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
     trials, names = pool.drawn, pool.varied
     if len(trials) < 2 or not names:
         return None
-    scales = [*(_scale(pool, name) for name in names), _metric_scale(pool)]
+    scales = [*(_scale(pool, name, trials) for name in names), _metric_scale(pool)]
     what = (
         f"Parallel coordinates of {count_in_words(len(trials), 'trial')}: "
         f"{', '.join(names)} and {pool.metric}{_best_in_words(pool)}"
@@ -259,7 +259,7 @@ def scatter_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
         for axes in drawing.panels[len(names) :]:
             axes.set_visible(False)
         for name, axes in zip(names, drawing.panels, strict=False):
-            scale = _scale(pool, name)
+            scale = _scale(pool, name, trials)
             for style, part in _by_tone(pool, trials):
                 places = scale.places([trial.parameters.get(name) for trial in part])
                 values = [_drawable(trial.value) for trial in part]
@@ -308,7 +308,7 @@ def importance(pool: PlottedPool) -> dict[str, float]:
     spaces: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
     for name in names:
-        scale = _scale(pool, name)
+        scale = _scale(pool, name, trials)
         if scale.is_category:
             spaces[name] = optuna.distributions.CategoricalDistribution([*map(repr, scale.known)])
             values[name] = [repr(trial.parameters[name]) for trial in trials]
@@ -381,8 +381,8 @@ class _Scale:
         return [low, *(value for value, at in zip(inside, places, strict=True) if 0.12 < at < 0.88), high]
 
 
-def _scale(pool: PlottedPool, name: str) -> _Scale:
-    values = [trial.parameters.get(name) for trial in pool.drawn]
+def _scale(pool: PlottedPool, name: str, trials: Sequence[PlottedTrial]) -> _Scale:
+    values = [trial.parameters.get(name) for trial in trials]
     there = [value for value in values if value is not None]
     numbers = all(map(_is_number, there))
     known = sorted(set(there)) if numbers else sorted({repr(value): value for value in there}.values(), key=repr)

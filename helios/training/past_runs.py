@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from helios.errors import HeliosError
 from helios.model.trial_runs import TrialRun
+from helios.training.pool.provenance import own_name
 from helios.training.pool.state import read_runs
 
 
@@ -90,11 +89,3 @@ def _has_warehouse(database: str) -> bool:
     """
     file = database.removeprefix("sqlite:///")
     return file == database or Path(file).exists()
-
-
-def own_name() -> str:
-    """Return the user's name, or number where there is no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -129,6 +129,11 @@ def test_importance_is_the_share_of_variance_of_a_known_function() -> None:
     assert found["z"] < 0.02
 
 
+def test_importance_is_known_of_more_trials_than_are_drawn() -> None:
+    pytest.importorskip("optuna")
+    assert explained(1_200)["x"] > 0.6
+
+
 def test_importance_needs_twenty_trials() -> None:
     pytest.importorskip("optuna")
     assert explained(FEWEST_EXPLAINED - 1) == {}

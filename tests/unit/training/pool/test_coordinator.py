@@ -31,9 +31,10 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.pool.agent import POOL
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.trials import PoolSweep
@@ -174,7 +175,7 @@ def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(a_sweep(tmp_path, ""))
-    with pytest.raises(UsageError, match="another command"):
+    with pytest.raises(UsageError, match="another sweep"):
         run(a_sweep(tmp_path, "", [1, 2]))
 
 

@@ -7,10 +7,14 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -201,6 +205,58 @@ def test_optuna_reads_what_happened(sweep: Reader, tmp_path: Path) -> None:
     trials = studied(tmp_path / "pool")
     assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "FAIL", "PRUNED", "RUNNING"]
     assert [trial.value for trial in trials] == [0.5, None, None, 0.25, None]
+    assert [trial.user_attrs.get("ended as") for trial in trials] == [None, "finished", "failed", None, None]
+    assert trials[3].user_attrs["folder"] == str(tmp_path / "trials" / "00003")
+
+
+def test_the_dashboard_shows_the_study_of_a_pool(sweep: Reader, tmp_path: Path) -> None:
+    pytest.importorskip("optuna_dashboard", reason="the dashboard of Optuna is not installed")
+    search = open_search(sweep(CONDITIONAL), tmp_path / "search")
+    ended = [TrialState.FINISHED, TrialState.PRUNED, TrialState.DIVERGED, TrialState.FAILED]
+    for number, state in enumerate(ended):
+        search.ask()
+        search.report(number, 1, 0.25)
+        search.tell(number, state, 0.5 if state is TrialState.FINISHED else None)
+    search.ask()
+    with dashboard(tmp_path / "search" / JOURNAL) as ask:
+        (study,) = ask("/api/studies")["study_summaries"]
+        assert (study["study_name"], study["directions"]) == (STUDY, ["maximize"])
+        trials = ask(f"/api/studies/{study['study_id']}")["trials"]
+        assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Fail", "Running"]
+        assert trials[0]["values"] == [0.5]
+        assert trials[1]["intermediate_values"] == [{"step": 1, "value": 0.25}]
+        shown = [{each["key"]: each["value"] for each in trial["user_attrs"]} for trial in trials]
+        assert [each.get("ended as") for each in shown] == [None, None, "diverged", "failed", None]
+        assert shown[4]["folder"].strip('"').endswith("trials/00004")
+        search.tell(4, TrialState.FINISHED, 0.75)
+        until(lambda: ask("/api/studies/0")["trials"][4]["state"] == "Complete")
+    search.close()
+
+
+@contextmanager
+def dashboard(journal: Path) -> Iterator[Callable[[str], Any]]:
+    """Run Optuna's dashboard on a journal, and give what asks it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from optuna_dashboard._cli import main; main()"]
+    with subprocess.Popen([*command, str(journal), "--port", str(port)], stdout=subprocess.DEVNULL) as server:
+
+        def ask(path: str) -> Any:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                return json.load(answer)
+
+        def answers() -> bool:
+            with suppress(OSError):
+                return bool(ask("/api/studies"))
+            assert server.poll() is None, "the dashboard has ended"
+            return False
+
+        try:
+            until(answers)
+            yield ask
+        finally:
+            server.kill()
 
 
 def test_a_study_of_several_metrics_has_all_values(sweep: Reader, tmp_path: Path) -> None:
@@ -337,3 +393,47 @@ def test_a_folder_that_cannot_be_made_is_an_error(sweep: Reader, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(FileUnwritable):
         open_search(sweep(GRID), tmp_path / "file" / "pool")
+
+
+def test_a_trial_run_again_counts_with_its_new_value(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(SEARCH.replace("trials = 12", "trials = 3")), tmp_path / "pool")
+    first, second = search.ask(), search.ask()
+    assert first is not None and second is not None
+    search.tell(0, TrialState.FAILED, None)
+    search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    third = search.ask()
+    assert third is not None and (third.number, search.ask()) == (2, None)
+    search.close()
+    failed, *_, copy = sorted(studied(tmp_path / "pool"), key=lambda trial: trial.values or [])
+    assert (failed.state.name, copy.state.name, copy.value) == ("FAIL", "COMPLETE", 0.9)
+    assert copy.params == first.parameters
+
+
+def test_a_trial_run_again_is_told_once_and_asked_for_never(sweep: Reader, tmp_path: Path) -> None:
+    read = sweep(SEARCH.replace("trials = 12", "trials = 2"))
+    search = open_search(read, tmp_path / "pool")
+    ask_all(search)
+    search.tell(0, TrialState.FAILED, None)
+    search.report(0, 0, 0.5, again=1)
+    search.close()  # as a kill, with the copy under way
+    search = open_search(read, tmp_path / "pool")
+    assert [trial.number for trial in ask_all(search)] == [1]
+    for _ in range(2):
+        search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    search.tell(1, TrialState.FINISHED, 0.8)
+    search.close()
+    found = studied(tmp_path / "pool")
+    assert [trial.state.name for trial in found] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert found[2].intermediate_values == {0: 0.5}
+
+
+def test_a_grid_goes_on_in_order_behind_a_trial_run_again(sweep: Reader, tmp_path: Path) -> None:
+    text = GRID + '[search]\nmetric = "accuracy"\npruner = "median"\n'
+    search = open_search(sweep(text), tmp_path / "pool")
+    first = search.ask()
+    assert first is not None
+    search.tell(0, TrialState.FAILED, None)
+    search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    left = ask_all(search)
+    assert [trial.number for trial in left] == [1, 2, 3, 4, 5]
+    assert left[0].parameters == {"lr": 0.1, "width": 64}
