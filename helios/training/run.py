@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from helios.errors import UsageError
 from helios.training.model import Device
-from helios.training.past_runs import keep_if_possible, known_runs, runs_of_folder
+from helios.training.past_runs import keep_if_possible, keep_while_running, known_runs, runs_of_folder
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
@@ -178,7 +178,8 @@ def run_pools(
             margin_s=margin_s,
             watcher=watcher,
         )
-        end = coordinator.run()
+        with keep_while_running(database, [*folders.values()]):
+            end = coordinator.run()
         seconds = steady_s() - began_s
         results = []
         for trials, reason, problem in zip(coordinator.sweeps, end.reasons, problems, strict=True):
