@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,6 +11,7 @@ from time import monotonic
 
 from helios.errors import HeliosError
 from helios.model.trial_runs import TrialRun
+from helios.training.pool.provenance import own_name
 from helios.training.pool.state import read_runs
 
 KEEP_S = 180.0
@@ -128,11 +127,3 @@ def _has_warehouse(database: str) -> bool:
     """
     file = database.removeprefix("sqlite:///")
     return file == database or Path(file).exists()
-
-
-def own_name() -> str:
-    """Return the user's name, or number where there is no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
