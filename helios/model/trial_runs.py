@@ -71,7 +71,7 @@ class TrialRun:
     utilization : float, optional
         Mean share of its devices' time that it used; of a shared GPU that of all on it.
     energy_j : float, optional
-        Energy of its devices, in equal parts for those on each, J.
+        Energy of its devices, in parts by the time for which those on each ran, J.
     speeds : tuple of MeasuredSpeed
     metrics : mapping
         Last values that it reported.

@@ -26,6 +26,7 @@ class PoolService(Protocol):
     def decide(self, snapshot: PoolSnapshot) -> Iterable[PoolAction]:
         """Return the trials to start, pause and stop now, possibly none.
 
-        Only waiting and paused trials can be started, each once, and only running ones paused.
+        Only waiting and paused trials can be started, each once, and only running ones paused or
+        given a share.
         """
         ...

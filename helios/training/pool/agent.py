@@ -205,6 +205,8 @@ class Agent:
         self._pool, self._send_event = pool, send_event
         self._running: dict[int, _RunningTrial] = {}  # by number
         self._groups = control_groups(f"helios-{pool}-")
+        for parent, _ in _group_parents("cpu"):
+            _remove_old_groups(parent, f"helios-{pool}-")
         self._cpu_groups: tuple[Path, str] | None = None
         self._looked_for_cpu_groups = False
         self._shared: dict[str, _SharedDevice] = {}  # by device
@@ -314,7 +316,10 @@ class Agent:
     def _free_segment(
         self, pool: str, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
     ) -> _Segment | None:
-        """Return a free container of a sweep with this limit, or kill the free ones and return None."""
+        """Return a free container of a sweep with this limit.
+
+        Else the free ones are killed, and it is None.
+        """
         unused = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
         free = [segment for segment in unused if segment.pool == pool]
         for segment in free:
@@ -781,15 +786,17 @@ class Agent:
 
     def _measure_gpus(self) -> None:
         """Divide the energy of each GPU among its trials, and record its utilization."""
+        ran_s = {trial.number: trial.ran_since_s() for trial in self._running.values() if trial.gpus}
         for gpu in {gpu for trial in self._running.values() for gpu in trial.gpus}:
             on_gpu = [trial for trial in self._running.values() if gpu in trial.gpus]
             energy_j, utilization = _gpu_use(gpu)
             before_j, self._energy_j[gpu] = self._energy_j.get(gpu), energy_j
+            total_s = sum(ran_s[trial.number] for trial in on_gpu)
             for trial in on_gpu:
                 if utilization is not None:
                     trial.utilizations.append(utilization)
-                if energy_j is not None and before_j is not None:
-                    trial.energy_j += (energy_j - before_j) / len(on_gpu)
+                if energy_j is not None and before_j is not None and total_s:
+                    trial.energy_j += (energy_j - before_j) * ran_s[trial.number] / total_s
 
     def _process_trees(self) -> dict[int, list[psutil.Process]]:
         """Return all processes of each running trial."""
@@ -858,8 +865,9 @@ class Agent:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
         for trial in self._running.values():
-            if trial.group is not None:
-                _remove_group(trial.group)
+            for group in (trial.group, trial.cpu_group):
+                if group is not None:
+                    _remove_group(group)
 
 
 @dataclass
@@ -888,8 +896,10 @@ class _RunningTrial:
         File with its CPU weight, where weights divide the CPU.
     cpu_group : Path or None
         Control group that was made for that.
-    cpu_s, delay_s : float
-        CPU time that it has used, and that its main process has waited for, s.
+    seen : dict of int to tuple
+        CPU time that each process had used, and had waited for, at the last look, s.
+    ran_s : float
+        Time that it had run when the energy of GPUs was measured last, s.
     """
 
     number: int
@@ -915,8 +925,13 @@ class _RunningTrial:
     held_s: float = 0.0
     weight_file: Path | None = None
     cpu_group: Path | None = None
-    cpu_s: float = 0.0
-    delay_s: float = 0.0
+    seen: dict[int, tuple[float, float]] = field(default_factory=dict)
+    ran_s: float = 0.0
+
+    def ran_since_s(self) -> float:
+        """Return how long it ran since the last call, s."""
+        before_s, self.ran_s = self.ran_s, time.monotonic() - self.began_s - self.held_for_s()
+        return max(0.0, self.ran_s - before_s)
 
     def held_for_s(self) -> float:
         """Return how long it was held back for other trials, s."""
@@ -928,11 +943,12 @@ class _RunningTrial:
         It is what its processes used, and what one of them had to wait for, s. Where weights divide the CPU, the
         latter is time that it was held back.
         """
-        before = self.cpu_s, self.delay_s
-        pids = list(pids)
-        self.cpu_s = sum(read_state(pid)[1] for pid in pids)
-        self.delay_s = max(map(_run_delay_s, pids), default=0.0)
-        cpu_s, delay_s = (max(0.0, now - then) for now, then in zip((self.cpu_s, self.delay_s), before, strict=True))
+        now = {pid: (read_state(pid)[1], _run_delay_s(pid)) for pid in pids}
+        before, self.seen = self.seen, now or self.seen
+        cpu_s = sum(max(0.0, used - before.get(pid, (0.0, 0.0))[0]) for pid, (used, _) in now.items())
+        delay_s = max(
+            (max(0.0, waited - before[pid][1]) for pid, (_, waited) in now.items() if pid in before), default=0.0
+        )
         if self.weight_file is not None:
             self.held_s += delay_s
         return cpu_s, delay_s

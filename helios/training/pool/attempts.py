@@ -47,9 +47,11 @@ class Attempt:
     """Whether it was asked to stop for good."""
     finished: str = ""
     """Why it then ends as finished. Empty where it ends as pruned."""
+    why: str = ""
+    """Why it was asked to pause or stop."""
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int, float] | None = None
-    """When the measurement began, the step then, and how long it had been held."""
+    """When the measurement began, the step then, and how long it had run."""
     first_report_s: float | None = None
     speeds: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
     """Steps a second in each group, and how long that was measured, s."""
@@ -57,6 +59,10 @@ class Attempt:
     """What a service gave it of its device's time."""
     held_s: float = 0.0
     """How long it was held back since it was the turn of other trials, s."""
+    held_read_s: float = 0.0
+    """When its agent told that, s since the epoch."""
+    held_part: float = 0.0
+    """Part of the time before in which it was held back."""
     process: FusedProcess | None = None
     ended: Mapping[str, Any] = field(default_factory=dict)
     """What its process, which trains others as well, told of its end."""
@@ -81,6 +87,10 @@ class Attempt:
         """Number by which the agent knows its process."""
         return self.trial.number if self.process is None else self.process.number
 
+    def ran_s(self, now_s: float) -> float:
+        """Return how long it was not held back, as far as is known, s."""
+        return now_s - self.began_s - self.held_s - self.held_part * max(0.0, now_s - self.held_read_s)
+
     def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
         """Ask the program for something.
 
@@ -93,15 +103,17 @@ class Attempt:
         with suppress(OSError):  # a full disk: the signal comes anyway
             write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def stop(self, grace_s: float, *, finished: str = "") -> None:
+    def stop(self, grace_s: float, *, why: str = "", finished: str = "") -> None:
         """Ask the program to stop for good, before it is ended.
 
         Parameters
         ----------
+        why : str
+            Why it ends.
         finished : str
             Why it ends as finished, with its last value. Empty where it ends as pruned.
         """
-        self.stopped, self.finished = True, finished
+        self.stopped, self.finished, self.why = True, finished, why
         if self.process is None:  # one that trains others as well reads requests
             self.terminate_at_s = min(self.terminate_at_s, steady_s() + grace_s)
         self.request(TaskRequest.STOP, by_s=self.terminate_at_s if self.terminate_at_s < inf else None)
@@ -154,14 +166,18 @@ class Attempts:
 
     def take_held(self, held_s: Mapping[str, float]) -> None:
         """Take over how long each process was held back, s."""
+        now_s = steady_s()
         for key, total_s in held_s.items():
             number = int(key)
             before_s, self._held_s[number] = self._held_s.get(number, 0.0), total_s
             more_s = total_s - before_s if total_s >= before_s else total_s  # another attempt
             process = self.processes.get(number)
             for each in [number] if process is None else process.trials:
-                if each in self.running:
-                    self.running[each].held_s += more_s
+                if (attempt := self.running.get(each)) is not None:
+                    passed_s = now_s - (attempt.held_read_s or attempt.began_s)
+                    attempt.held_part = min(1.0, more_s / max(1e-3, passed_s))
+                    attempt.held_s += more_s
+                    attempt.held_read_s = now_s
 
     def divide(self, device: Device) -> dict[int, float]:
         """Return the share of each process of a device, which sum to 1.

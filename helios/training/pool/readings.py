@@ -19,7 +19,7 @@ from helios.training.pool.trials import Sweeps
 _MOST_READS = 100
 """Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
 _SHARED_MEASURE_S = 10.0
-"""Shortest measurement of a trial with a share of its device: how long it was held back is known to 2 s."""
+"""Shortest measurement of a trial with a share of its device, s: when it was held back is known to a second or two."""
 _EARLIER = -1
 """Stands for the trials of earlier pools among those of which a speed is known."""
 
@@ -112,7 +112,7 @@ class Readings:
             if report.progress is not None:
                 attempt.trial = replace(attempt.trial, progress=report.progress)
             if attempt.first_report_s is None and attempt.trial.started_s is not None:
-                attempt.first_report_s = now - attempt.trial.started_s
+                attempt.first_report_s = now - attempt.trial.started_s - attempt.held_s
             self._take_value(attempt, report, now, is_over=is_over)
             if report.step is not None:
                 self._take_step(attempt, report.step, now)
@@ -123,11 +123,11 @@ class Readings:
         attempt.step = step
         # Speed counts from the last of the steps that were read first.
         if attempt.beside_since is None or attempt.beside_since[0] == now:
-            attempt.beside_since = (now, step, attempt.held_s)
-        since, first, held_s = attempt.beside_since
-        ran_s = now - since - (attempt.held_s - held_s)
+            attempt.beside_since = (now, step, attempt.ran_s(now))
+        since, first, before_s = attempt.beside_since
+        ran_s = attempt.ran_s(now) - before_s
         is_shared = attempt.trial.share is not None
-        if now - since >= (_SHARED_MEASURE_S if is_shared else 1.0) and ran_s > 0 and step > first:
+        if now - since >= (_SHARED_MEASURE_S if is_shared else 1.0) and ran_s >= 1.0 and step > first:
             rate = (step - first) / ran_s
             attempt.trial = replace(attempt.trial, steps_per_s=rate)
             if is_shared:  # it is the speed neither alone nor beside others
@@ -152,7 +152,7 @@ class Readings:
             attempt.answered = None  # it trains on
         pruned = trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over and not attempt.stopped:
-            attempt.stop(trials.sweep.grace_s)
+            attempt.stop(trials.sweep.grace_s, why=f"pruned by the search at step {report.step}")
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""

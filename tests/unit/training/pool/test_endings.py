@@ -9,8 +9,9 @@ import helios_task
 import pytest
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, StopTrial, TrialState
-from helios.training.pool.coordinator import Decide, fixed_slots
+from helios.training.pool.coordinator import Decide
 from helios.training.pool.search import JOURNAL, STUDY
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import TrialRecord, read_runs
 from helios.training.pool.sweep import SearchMethod, TrainingSweep
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, run

@@ -19,10 +19,21 @@ import pytest
 from helios.errors import UsageError
 from helios.training.fused import task
 from helios.training.fused.configurations import NOT_FUSIBLE, OPTIMIZERS, OTHER_KEYS
-from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StopTrial, Trial, TrialState, fuse
+from helios.training.model import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    ShareTrial,
+    StopTrial,
+    Trial,
+    TrialState,
+    fuse,
+)
 from helios.training.pool import sweep
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.fusing import Fusion
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, TrialRecord, read_runs
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
 from helios.training.pool.sweep_file import read_training_sweep
@@ -263,6 +274,25 @@ def test_a_fused_trial_may_be_stopped_as_finished_with_its_value(tmp_path: Path)
     ]
     assert found[1].value is not None
     assert len(steps(tmp_path, 1)) < len(steps(tmp_path, 0)) == 8
+
+
+def test_the_share_of_a_fused_trial_is_that_of_its_process(tmp_path: Path) -> None:
+    seen: dict[int, float | None] = {}
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
+        if len(running) == 4:
+            seen.update({trial.number: trial.share for trial in running})
+        return [
+            *fixed_slots(snapshot),
+            *(ShareTrial(number=trial.number, share=0.8, reason="a test") for trial in running[:1]),
+        ]
+
+    path = a_sweep(tmp_path, [{"lr": 0.1 * (1 + number)} for number in range(4)], "together = 2", epochs=8, pause=0.3)
+    end, found = run_sweep(path, slots=2, decide=decide)
+    assert seen == pytest.approx({0: 0.8, 1: 0.8, 2: 0.2, 3: 0.2})
+    assert any("cannot be held back one by one" in note for note in end.notes)
+    assert {trial.state for trial in found.values()} == {TrialState.FINISHED}
 
 
 @pytest.mark.parametrize(

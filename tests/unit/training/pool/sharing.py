@@ -1,0 +1,65 @@
+"""A pool whose service gives shares, as a program: ``python -m tests.unit.training.pool.sharing FOLDER HOW``.
+
+``HOW`` is what carries the shares out: ``weights``, ``slices`` or ``gpu``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from helios.training.model import Device, PoolAction, PoolSnapshot, ShareTrial, TrialState
+from helios.training.pool import agent, launcher
+from helios.training.pool.coordinator import Coordinator, fixed_slots
+from helios.training.pool.search import open_search
+from helios.training.pool.state import StateFile
+from helios.training.pool.sweep_file import read_training_sweep
+
+SLICES = """
+import sys
+from helios.training.pool import agent
+agent.cpu_groups = lambda prefix: None
+agent.main(*sys.argv[1:])
+"""
+"""An agent whose account may not make control groups for the CPU."""
+
+
+def share_by(how: str, folder: Path, *, slots: int) -> Device:
+    """Have agents that start from now on carry shares out in this way, and return a device for it."""
+    if how != "weights":
+        (folder / "agent.py").write_text(SLICES)
+        agent.__file__ = str(folder / "agent.py")
+    if how != "gpu":
+        return Device(name="cpu:0", kind="cpu", memory_mib=1_000.0 * slots, slots=slots)
+    # No driver knows this one, so that its memory is 0; all else is as on a GPU.
+    vars(launcher).update(gpu_id=lambda device: "GPU-none", device_environment=lambda device: {})
+    return Device(name="gpu:0", kind="gpu", memory_mib=1_000.0 * slots, slots=slots)
+
+
+def change_shares(pool: PoolSnapshot) -> list[PoolAction]:
+    """Give running trials other shares every second, and sometimes none."""
+    second = int(pool.now_s)
+    running = [trial.number for trial in pool.trials if trial.state is TrialState.RUNNING]
+    shares = {number: None if second % 7 == 0 else 1 / (1 + (number * 7 + second) % 20) for number in running}
+    return [
+        *fixed_slots(pool),
+        *(ShareTrial(number=number, share=share, reason="a test") for number, share in shares.items()),
+    ]
+
+
+def main(folder: Path, how: str) -> None:
+    """Run or resume the pool of ``sweep.toml`` in a folder."""
+    sweep, pool = read_training_sweep(folder / "sweep.toml"), folder / "sweep.pool"
+    device = share_by(how, folder, slots=4)
+    with StateFile(pool, sweep.fingerprint()) as state:
+        search = open_search(sweep, pool / "search")
+        try:
+            Coordinator(
+                sweep=sweep, search=search, state=state, devices=[device], decide=change_shares, folder=pool
+            ).run()
+        finally:
+            search.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

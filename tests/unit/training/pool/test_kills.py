@@ -1,0 +1,126 @@
+"""Kills at random moments of everything that a pool consists of, with shares in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helios.training.pool import agent
+from helios.training.pool.state import FILE
+from tests.unit.training.pool.test_coordinator import pool_processes
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[4]
+TRIALS = 6
+PROGRAM = """
+import json, os, subprocess, sys, time
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+folder, steps = os.environ["HELIOS_CHECKPOINTS"], int(sys.argv[2])
+saved = os.path.join(folder, "step")
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+while step < steps:
+    began = time.process_time()
+    while time.process_time() - began < 0.05:
+        pass
+    step += 1
+    with open(saved + ".new", "w") as file:
+        file.write(str(step))
+    os.replace(saved + ".new", saved)
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps({"step": step, "progress": step / steps, "loss": int(sys.argv[1]) + 1 / step}) + "\\n")
+    if os.path.exists(os.environ["HELIOS_REQUESTS"]):
+        break
+"""
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.training.pool.sharing", str(folder), how],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "errors").open("ab"),
+    )
+
+
+def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Counter[str]:
+    """Kill what a pool consists of, so often and at random, and let it end.
+
+    Returns how often each part was killed, and how many of the killed were stopped at that moment.
+    """
+    chance, done = random.Random(seed), Counter[str]()
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "sweep.toml").write_text(
+        f'command = ["{sys.executable}", "program.py", "{{x}}", "{steps}"]\nattempts = 100\n'
+        f'[parameters]\nx = {[*range(TRIALS)]}\n[search]\nmetric = "loss"\ndirection = "minimize"\n'
+    )
+    pool = start(folder, how)
+    until((folder / "sweep.pool" / FILE).exists)
+    while done["kills"] < kills and pool.poll() is None:
+        time.sleep(chance.uniform(0.0, 1.0))
+        processes = [each for each in pool_processes(folder / "sweep.pool") if each.pid != pool.pid]
+        agents = [each for each in processes if each.ppid() == pool.pid]
+        trials = [each for each in processes if each not in agents]
+        part, targets = chance.choice([("trial", trials), ("agent", agents), ("coordinator", [pool]), ("both", agents)])
+        if not targets:
+            continue
+        target = chance.choice(targets)
+        done["stopped"] += part == "trial" and is_stopped(target)
+        try:
+            os.kill(target.pid, signal.SIGKILL)
+            if part == "both":
+                pool.kill()
+        except ProcessLookupError:
+            continue
+        done.update(["kills", part])
+        if part in {"coordinator", "both"}:
+            pool.wait()
+            if part == "coordinator":  # the agent kills all, whether they are stopped or not
+                until(lambda: not pool_processes(folder / "sweep.pool"))
+            pool = start(folder, how)
+    until(lambda: pool.poll() is not None)
+    assert pool.returncode == 0
+    return done
+
+
+def check(folder: Path, *, steps: int) -> None:
+    """No trial is lost, doubled or left stopped."""
+    assert pool_processes(folder / "sweep.pool") == []
+    entries = [json.loads(line) for line in (folder / "sweep.pool" / FILE).read_text().splitlines()]
+    ended = Counter(entry["trial"] for entry in entries if entry.get("state") in {"finished", "failed", "diverged"})
+    assert ended == Counter(range(TRIALS))
+    values = {entry["trial"]: entry["value"] for entry in entries if entry.get("state") == "finished"}
+    assert values == {number: number + 1 / steps for number in range(TRIALS)}
+
+
+@pytest.mark.parametrize("how", ["weights", "slices"])
+def test_after_some_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) -> None:
+    if how == "weights" and agent.cpu_groups("helios-test-") is None:
+        pytest.skip("no control groups for the CPU can be made here")
+    survive(tmp_path, how, kills=6, seed=1, steps=20)
+    check(tmp_path, steps=20)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["weights", "slices", "gpu"])
+def test_after_many_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) -> None:
+    if how == "weights" and agent.cpu_groups("helios-test-") is None:
+        pytest.skip("no control groups for the CPU can be made here")
+    survive(tmp_path, how, kills=100, seed=2, steps=200)
+    check(tmp_path, steps=200)
