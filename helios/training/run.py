@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,7 @@ def run_pools(
             state = stack.enter_context(StateFile(into, describe(sweep), shared=shared))
             with state.exclusive():
                 changes = take_over(sweep, state)
-                made = [state.trials[number].parameters for number in sorted(state.trials)]
+                made = [state.trials[number].parameters for number in takewhile(state.trials.__contains__, count())]
                 search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
             stack.callback(search.close)
             state.record_run(about)

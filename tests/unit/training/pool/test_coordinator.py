@@ -174,12 +174,6 @@ def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(sweep)
 
 
-def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    run(a_sweep(tmp_path, ""))
-    with pytest.raises(UsageError, match="another sweep"):
-        run(a_sweep(tmp_path, "", [1, 2]))
-
-
 def test_a_trial_whose_line_was_cut_off_is_run_again(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "open('runs', 'a').write('x')", [1, 2, 3])
     run(sweep)
