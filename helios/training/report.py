@@ -246,7 +246,9 @@ def best_in_words(
         left = None if width is None else max(FEWEST_LETTERS, width - len(words) - 2)
         sentences.append(f"{words}{write_parameters(parameters, width=left)}).")
     if len(objectives) > 1 and front:
-        sentences.insert(0, f"{count_in_words(len(front), 'trial')} that no other trial beats in every metric:")
+        sentences.insert(
+            0, f"{count_in_words(len(front), 'trial')} that no other trial equals or beats in every metric:"
+        )
     return sentences
 
 

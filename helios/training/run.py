@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,7 @@ def run_pools(
             state = stack.enter_context(StateFile(into, describe(sweep), shared=shared))
             with state.exclusive():
                 changes = take_over(sweep, state)
-                made = [state.trials[number].parameters for number in sorted(state.trials)]
+                made = [state.trials[number].parameters for number in takewhile(state.trials.__contains__, count())]
                 search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
             stack.callback(search.close)
             state.record_run(about)
