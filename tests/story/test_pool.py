@@ -128,7 +128,7 @@ if x > 0.85:
 """
 
 
-def test_a_pruned_trial_is_shown_with_its_value_and_is_not_the_best(helios: Helios, sweep: Path) -> None:
+def test_a_pruned_trial_is_shown_with_its_value_but_not_as_best(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(PRUNED)
     sweep.write_text(
         f'command = "{sys.executable} train.py {{x}}"\n[parameters]\nx = [0.9, 0.8, 0.7]\n'

@@ -32,7 +32,7 @@ from helios.training.model import (
 )
 from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
-from helios.training.pool.growth import describe
+from helios.training.pool.growth import describe, take_over
 from helios.training.pool.search import open_search
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
@@ -92,7 +92,8 @@ def run(
     folder = sweep.cwd / "pool"
     watcher = watched or Watched()
     with StateFile(folder, describe(sweep)) as state:
-        search = open_search(sweep, folder / "search")
+        take_over(sweep, state)
+        search = open_search(sweep, folder / "search", [trial.parameters for trial in state.trials.values()])
         try:
             pool = Coordinator(
                 sweeps=[
