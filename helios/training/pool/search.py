@@ -537,7 +537,7 @@ class OptunaSearch:
 
 
 def _number_trials(trials: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the trials of a study with their numbers in the pool, which trials run again share."""
+    """Yield the trials of a study with their numbers in the pool."""
     numbers = count()
     for trial in trials:
         copied = trial.user_attrs.get(COPY)
