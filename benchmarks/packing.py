@@ -1,7 +1,7 @@
 """Packing of trials on measured speeds, beside exclusive devices, fixed sharing and an oracle.
 
     python -m benchmarks.packing [--gpus v100,p100,k80] [--mixes shape,one,several] [--arrivals once,time]
-        [--draws 0-19] [--processes 2] [--results FILE.jsonl] [--profiles FILE.csv] [decision]
+        [--draws 0-19] [--for results] [--processes 2] [--results FILE.jsonl] [--profiles FILE.csv] [decision]
     python -m benchmarks.packing --gpus lucid-judged --profiles FOLDER --arrivals once --draws 0-9
         --mixes several,four,one,shape,short,silent,seeds
 
@@ -35,7 +35,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -43,17 +43,11 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
+from helios.training.pair_profiles import PairProfiles, read_pair_profiles
 from helios.training.pool.sweep import TrainingSweep, family
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.simulator import (
-    PairProfiles,
-    PoolOutcome,
-    SimulatedPool,
-    SimulatedTrial,
-    compare_pool_rules,
-    read_pair_profiles,
-    with_true_values,
-)
+from helios.training.sharing_rules import compare_pool_rules, with_true_values
+from helios.training.simulator import PoolOutcome, SimulatedPool, SimulatedTrial
 from tests.traces import TRACES
 
 PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"
@@ -64,6 +58,7 @@ LUCID, LUCID_MIB = ("lucid-tuned", "lucid-judged"), 24_576.0
 TUNED = ("LSTM", "MobileNetV2", "PPO", "PointNet", "VGG")
 """Models of Lucid on which constants were chosen."""
 TRIALS, DEVICES = 64, 4
+Aim = Literal["makespan", "results"]
 
 
 def parameters(family: str) -> dict[str, Any]:
@@ -174,7 +169,7 @@ def draw(profiles: PairProfiles, mix: str, seed: int, *, over_time: bool, memory
     ]
 
 
-def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str, Any]:
+def judge(gpu: str, mix: str, arrivals: str, seed: int, *, path: Path, aim: Aim) -> dict[str, Any]:
     """Simulate one draw under all rules."""
     if gpu in LUCID:
         (profiles, memory), memory_mib = read_lucid(path, tuned=gpu == LUCID[0]), LUCID_MIB
@@ -185,7 +180,7 @@ def judge(gpu: str, mix: str, arrivals: str, seed: int, path: Path) -> dict[str,
     if mix == "seeds":
         trials, profiles = split_families(trials, profiles)
     devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=memory_mib, slots=8) for place in range(DEVICES)]
-    ours = Packing(PackingOptions()).decide
+    ours = Packing(PackingOptions(for_=aim)).decide
     sure = Packing(PackingOptions(optimism=0.0, worth=0.01)).decide
     steady = Packing(PackingOptions(optimism=0.0, worth=0.1)).decide
     planners = {"sure": sure, "steady": steady}
@@ -303,6 +298,7 @@ def main() -> None:
     parser.add_argument("--gpus", default="v100,p100,k80")
     parser.add_argument("--mixes", default=",".join(MIXES))
     parser.add_argument("--arrivals", default="once,time")
+    parser.add_argument("--for", dest="aim", choices=["makespan", "results"], default="makespan")
     parser.add_argument("--draws", default="0-19", metavar="FIRST-LAST")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, help="kept draws, one JSON object a line; delete it with new code")
@@ -318,7 +314,7 @@ def main() -> None:
         done = {tuple(one["task"]): one for one in map(json.loads, asked.results.read_text().splitlines())}
     tasks = [(*setting, seed) for seed in range(first, last + 1) for setting in settings]
     with ProcessPoolExecutor(asked.processes) as pool:
-        waiting = [pool.submit(judge, *task, asked.profiles) for task in tasks if task not in done]
+        waiting = [pool.submit(judge, *task, path=asked.profiles, aim=asked.aim) for task in tasks if task not in done]
         for future in as_completed(waiting):
             result = future.result()
             done[tuple(result["task"])] = result

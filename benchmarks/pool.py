@@ -156,7 +156,7 @@ def state(trials: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         began = time.perf_counter()
-        with StateFile(folder, "a benchmark") as file:
+        with StateFile(folder, {"benchmark": "state"}) as file:
             for number in range(trials):
                 file.record_created(number, {"lr": 0.001 * number, "width": 64, "optimizer": "adam"})
                 file.record_started(number, devices=["cpu:0"], memory_limit_mib=1024.0)
@@ -171,7 +171,7 @@ def state(trials: int) -> None:
                 )
         written_s = time.perf_counter() - began
         began = time.perf_counter()
-        with StateFile(folder, "a benchmark") as file:
+        with StateFile(folder, {"benchmark": "state"}) as file:
             count = sum(trial.ended for trial in file.trials.values())
         read_s = time.perf_counter() - began
         began = time.perf_counter()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helios.errors import UsageError
 from helios.ingest.node_series import on_grid, read_table, rows_in_order
-from helios.metrics.blocks import WEEK_HOURS, Blocks, Finding, local_edges
+from helios.metrics.blocks import WEEK_HOURS, Blocks, Finding, Question, local_edges
 from helios.metrics.history import Flags, Floats
 from helios.units import HOUR_S, count_in_words
 
@@ -167,7 +167,7 @@ def idle_beside_waiting_levels(levels: RecordedLevels) -> Finding:
         )
 
     return Finding(
-        number=1,
+        question=Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE,
         estimate=estimate,
         n=len(levels.names),
         coverage=float(is_kept.mean()),

@@ -576,7 +576,7 @@ def _variable(section: str, name: str) -> str:
 
 
 class _Source(Enum):
-    """Kind of a configuration file, which decides whether others may have written it."""
+    """Kind of a configuration file, which decides who may write it."""
 
     NAMED = "named"
     SYSTEM = "of the system"

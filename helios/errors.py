@@ -35,11 +35,11 @@ class UsageError(HeliosError):
 
 
 class ConfigurationInvalid(UsageError):
-    """A configuration key is unknown or has a value of the wrong type."""
+    """A configuration key is unknown or its value has another type."""
 
 
 class FrameInvalid(HeliosError):
-    """A frame lacks a declared column or has one of the wrong type."""
+    """A frame lacks a declared column or has another type there."""
 
 
 class HostlistInvalid(UsageError):
@@ -54,7 +54,7 @@ class FormatUnknown(UsageError):
 
 
 class NothingUnderstood(HeliosError):
-    """A file was read to its end, and no row could be understood."""
+    """A file was read whole, and no row could be understood."""
 
 
 class FileUnreadable(HeliosError):
@@ -82,11 +82,11 @@ class NotEnoughHistory(HeliosError):
 
 
 class NoSuchCluster(UsageError):
-    """The named cluster is not in the warehouse, or the name is ambiguous."""
+    """The named cluster is not in the warehouse, or is ambiguous."""
 
 
 class JobLargerThanPartition(HeliosError):
-    """Jobs ask for more than their whole partition has, and could never start."""
+    """Jobs ask for more than their whole partition has."""
 
 
 class PartitionUnknown(UsageError):

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from helios.model import JOBS, REJECTS, Batch
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 
 FIRST_SUBMITTED_AT = pd.Timestamp("2020-01-01T00:00:00Z")
 _job_ids = count(1)
@@ -74,3 +75,26 @@ def _end(started_at: Any, run_time_s: float) -> pd.Timestamp | None:
     if started_at is None or pd.isna(started_at) or pd.isna(run_time_s):
         return None
     return pd.Timestamp(started_at) + pd.Timedelta(seconds=float(run_time_s))
+
+
+def a_trial_run(number: int = 0, **values: Any) -> TrialRun:
+    """Return a finished run of a trial."""
+    usual: dict[str, Any] = {
+        "pool": "p",
+        "attempt": 1,
+        "program": "train.py",
+        "family": "train.py width=32",
+        "parameters": {"width": 32, "lr": 0.1, "kind": "\u00e9"},
+        "device_kind": "gpu",
+        "device_model": "V100",
+        "outcome": "finished",
+        "started_s": 1_600_000_000.25 + number,
+        "seconds": 100.5,
+        "energy_j": 2_000.0,
+        "speeds": (MeasuredSpeed(beside=("train.py width=64",), steps_per_s=4.5, seconds=60.0),),
+        "metrics": {"loss": 0.5},
+        "metric": "loss",
+        "direction": "minimize",
+        "curve": (CurvePoint(0, 1.5, 0.75), CurvePoint(9, 20.0, None), CurvePoint(10, 30.0, 0.1 + 0.2)),
+    }
+    return TrialRun(number=number, **(usual | values))

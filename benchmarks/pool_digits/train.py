@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+    parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -40,7 +42,9 @@ def main() -> None:
         nn.Dropout(options.dropout),
         nn.Linear(options.width, 10),
     ).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
+    if options.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
     first = 0
     if (latest := helios_task.latest_checkpoint()) is not None:
         state = torch.load(latest, map_location=device, weights_only=True)

@@ -1,4 +1,4 @@
-"""Explanation of one job from the history, with or without a live cluster.
+"""Explanation of one job, with or without a live cluster.
 
 What is recorded of it comes from the warehouse or a file. The steps of its prediction need the history before it.
 """

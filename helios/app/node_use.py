@@ -37,7 +37,7 @@ JOB_COLUMNS = ["submitted_at", "started_at", "ended_at", "node_list"]
 
 
 class NodeUseRecord:
-    """Adds the use of nodes to snapshots.
+    """Source of the use of nodes for snapshots.
 
     The weeks before the last midnight (in the time zone of the cluster's history, else UTC) are read and counted once a
     day, and what ended lately after each reading of the accounting. Nothing else is kept, so that a restart changes

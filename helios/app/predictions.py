@@ -102,7 +102,7 @@ class OwnOrderWatch:
 
 
 class LivePredictions:
-    """Adds predictions, and the longest wait of the site's own order, to snapshots.
+    """Predictions and the longest wait in the site's order, for snapshots.
 
     Only new jobs are read from the warehouse.
 

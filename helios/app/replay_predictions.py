@@ -1,4 +1,4 @@
-"""Predictions along a replay, each from what was known when it was made.
+"""Predictions along a replay, each from what was known then.
 
 Only ended jobs are learned from, and each job is predicted as it comes.
 """

@@ -1,4 +1,4 @@
-"""Forecast of when pending jobs start, and its check on the last weeks.
+"""Forecast of when pending jobs start, and its check.
 
 The queue is simulated many times under the site's own rules. Each simulation draws a run time for every running and
 pending job from its predicted distribution, and adds future jobs: those of an earlier week of the history, moved to

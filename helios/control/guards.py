@@ -1,4 +1,4 @@
-"""Guards over a service's changes of jobs, and one owner for each setting.
+"""Guards over changes of jobs, and one owner for each setting.
 
 No service, mode or option disables them. A guard checks one change and its target, and returns a reason where it
 refuses. Reasons name times and bounds, not ages, so that their text stays the same from cycle to cycle. Nodes have

@@ -1,4 +1,4 @@
-"""State observed on the cluster and the changes that Helios has applied there.
+"""State observed on the cluster, and changes applied there by Helios.
 
 Pending jobs and nodes are copied from the snapshot before any service receives it, so that a service cannot change what
 guards check.

@@ -1,4 +1,4 @@
-"""The cap on one user's share of the jobs put ahead of others'.
+"""Cap on one user's share of jobs put ahead of others'.
 
 It does not refuse a change but makes it neutral. The rule is written for arrays of the movable jobs in the order of the
 queue, with numbers for partitions and users. Replays compile it and apply it at every event, so it uses only what Numba

@@ -1,4 +1,4 @@
-"""Health and metrics of the daemon, and the HTTP server that shows them.
+"""Health and metrics of the daemon, and their HTTP server.
 
 The server has ``/metrics`` and ``/healthz``, read-only. Metrics of jobs and nodes come from Slurm's own exporters.
 """

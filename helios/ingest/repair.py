@@ -1,4 +1,4 @@
-"""Repair of rows that were broken by newlines or separators inside a field.
+"""Repair of rows broken by newlines or separators inside a field.
 
 Slurm writes job names and comments as they are: ``sacct --parsable2`` neither quotes nor escapes. So a name with a
 newline becomes two lines, and a name with a bar becomes two fields.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import sqrt
 from typing import Any
 
@@ -277,14 +278,38 @@ def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: Weights, edges_s: Se
     )
 
 
+class Question(IntEnum):
+    """Question that a study answers, with its number in docs/study.md."""
+
+    IDLE_WHILE_JOBS_WAIT_ELSEWHERE = 1
+    UNUSABLE_IDLE = 2
+    IDLE_BEHIND_OLDEST_JOB = 3
+    IDLE_NODES = 4
+    UTILIZATION = 5
+    IMBALANCE = 6
+    LONG_FAILURES = 7
+    REPEATED_FAILURES = 8
+    HOURS_AT_TIME_LIMIT = 9
+    LONG_TIME_LIMITS = 10
+    CONCENTRATION = 11
+    WHO_WAITS = 12
+    SHORT_BEHIND_LONG = 13
+    REPETITION = 14
+    BURSTS = 15
+    ONE_GPU_JOBS = 16
+    LARGE_AND_LONG_JOBS = 17
+    DRIFT = 18
+    REQUEUES = 19
+    CPU_JOBS_ON_GPU_NODES = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Answer of a history to one question.
 
     Attributes
     ----------
-    number : int
-        1 to 20, as in docs/study.md.
+    question : Question
     estimate : Estimate
         The value with its interval, in the unit of the question.
     n : int, optional
@@ -299,7 +324,7 @@ class Finding:
         Further figures by name, plain values.
     """
 
-    number: int
+    question: Question
     estimate: Estimate = field(default_factory=Estimate)
     n: int | None = None
     coverage: float | None = None
@@ -308,6 +333,8 @@ class Finding:
     parts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def unknown_finding(number: int, missing: str, *, n: int | None = None, coverage: float | None = None) -> Finding:
+def unknown_finding(
+    question: Question, missing: str, *, n: int | None = None, coverage: float | None = None
+) -> Finding:
     """Return a finding without a value, with the missing data."""
-    return Finding(number=number, missing=missing, n=n, coverage=coverage)
+    return Finding(question=question, missing=missing, n=n, coverage=coverage)

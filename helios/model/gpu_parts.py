@@ -1,4 +1,4 @@
-"""GPUs of jobs that hold parts of one, or that nobody accounted for.
+"""GPUs of jobs that hold parts, or are not accounted for.
 
 Shares of ``gres/shard`` and ``gres/mps`` count by the shares into which the GPUs of their nodes are divided, and MIG
 slices by their compute slices. Slurm spreads the shares of a node evenly over its GPUs (``gres_c_s.c``). It refuses a

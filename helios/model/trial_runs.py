@@ -82,6 +82,8 @@ class TrialRun:
     curve : tuple of CurvePoint
         This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
         a step are not in it.
+    user : str
+        Who stored it in the warehouse. Empty elsewhere.
     """
 
     pool: str
@@ -107,6 +109,7 @@ class TrialRun:
     metric: str = ""
     direction: str = ""
     curve: tuple[CurvePoint, ...] = ()
+    user: str = ""
 
     @property
     def ended_s(self) -> float:

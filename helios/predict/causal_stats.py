@@ -74,7 +74,7 @@ _RUN, _SIZE, _LIMIT, _PARTITION, _STEM = range(5)
 
 @dataclass(frozen=True, eq=False)
 class Events(Table):
-    """Requests of jobs, and what is known of each job after its end.
+    """Requests of jobs, and what their ends tell.
 
     There is one entry per job.
 

@@ -1,4 +1,4 @@
-"""Drift of a model, how inputs and errors have changed since its training.
+"""Drift of a model's inputs and errors since its training.
 
 Inputs are compared by the population stability index,
 the sum over bins of (p - q) ln(p / q), between training and a later period. A value below .1 is commonly taken as

@@ -1,4 +1,4 @@
-"""Remaining run time of a running job, from its prediction and its age.
+"""Remaining run time of a running job, from prediction and age.
 
 The run time T has a distribution through the three predicted quantiles, whose log-odds of having ended are piecewise
 linear in log T: one line below the median, one from there to p90 (a log-logistic in two pieces, so that every quantile

@@ -55,6 +55,7 @@ THEMED = {
     "#00795a": "good",
     "#b3470a": "bad",
     "#0072b2": "blue",
+    "#fefefe": "card",
 }
 WIDE_IN, NARROW_IN = 9.4, 3.6
 """Widths of a figure: for a computer's screen or a sheet of paper, and for a phone; inch."""

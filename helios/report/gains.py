@@ -1,4 +1,4 @@
-"""Who gains and who loses by another order, by size, user and job."""
+"""Gains and losses by another order, by size, user and job."""
 
 from __future__ import annotations
 

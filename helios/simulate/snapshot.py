@@ -329,7 +329,7 @@ Frames = dict[str, MomentRows]
 
 
 class QueueColumns:
-    """Running jobs and nodes at one moment, read from the tables on request.
+    """Running jobs and nodes at one moment, read on request.
 
     :meth:`freeze` has to be called before time goes on, for an instance that is still in use.
     """

@@ -49,7 +49,7 @@ class PowerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConfigReader:
-    """Reads the power-saving configuration, and writes the keep-awake list.
+    """Reader of the power-saving configuration, and writer of the keep-awake list.
 
     Parameters
     ----------

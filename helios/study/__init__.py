@@ -1,1 +1,1 @@
-"""Study of a history, from what it shows to what follows from it."""
+"""Study of a history, of what it shows and what follows."""

@@ -1,4 +1,4 @@
-"""Commands that statements of a study propose, on its history, window and nodes.
+"""Commands that statements of a study propose, with its window and nodes.
 
 A command is proposed only if it prints the number of the statement, or one that follows from it.
 """
@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from helios.metrics.blocks import Finding
+from helios.metrics.blocks import Finding, Question
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.history import StudyHistory
 from helios.units import duration_in_words
@@ -34,32 +34,32 @@ class _Command:
     needs: tuple[str, ...] = ()
 
 
-COMMANDS: Mapping[int, _Command] = {
-    1: _Command(
+COMMANDS: Mapping[Question, _Command] = {
+    Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE: _Command(
         words="helios whatif {history} {window} {pool}", shows="how long jobs would wait if all nodes were one pool"
     ),
-    3: _Command(words=_REPLAY, shows=_ORDERS),
-    4: _Command(
+    Question.IDLE_BEHIND_OLDEST_JOB: _Command(words=_REPLAY, shows=_ORDERS),
+    Question.IDLE_NODES: _Command(
         words="helios whatif energy {history} {window} {machine}",
         shows="how many nodes would sleep if some stay awake for what comes next, and the energy that saves",
     ),
-    7: _Command(
+    Question.LONG_FAILURES: _Command(
         words=_USAGE,
         shows="hours of failed jobs by user, {failed_hours} in all with short failures",
         needs=("failed_hours",),
     ),
-    10: _Command(
+    Question.LONG_TIME_LIMITS: _Command(
         words="helios whatif --service soft_limits {history} {window} {machine}",
         shows="how long jobs would wait if the service soft_limits set limits",
     ),
-    11: _Command(words=_USAGE, shows="the hours of each of them"),
-    12: _Command(words=_REPLAY, shows=f"{_ORDERS}, {{mean_wait_s}}", needs=("mean_wait_s",)),
-    13: _Command(words=_REPLAY, shows=_ORDERS),
-    14: _Command(
+    Question.CONCENTRATION: _Command(words=_USAGE, shows="the hours of each of them"),
+    Question.WHO_WAITS: _Command(words=_REPLAY, shows=f"{_ORDERS}, {{mean_wait_s}}", needs=("mean_wait_s",)),
+    Question.SHORT_BEHIND_LONG: _Command(words=_REPLAY, shows=_ORDERS),
+    Question.REPETITION: _Command(
         words="helios model evaluate {history} {machine} --draws 0",
         shows="the rank correlation of predictions on the last part of the record, beside that of the user's last job",
     ),
-    16: _Command(
+    Question.ONE_GPU_JOBS: _Command(
         words="{load}helios report trials {cluster} {window} {partitions}",
         shows="the hours of repeated jobs of one GPU by user",
         needs=("share_of_hours_repeated_high",),
@@ -100,7 +100,7 @@ def propose(finding: Finding, history: StudyHistory, size: ClusterCapacity | Non
 
     None if there is none that shows what follows from it.
     """
-    command = COMMANDS.get(finding.number)
+    command = COMMANDS.get(finding.question)
     if command is None or any(finding.parts.get(name) is None for name in command.needs):
         return None
     if source.partitions and "{partitions}" not in command.words:

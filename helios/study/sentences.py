@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from helios.metrics.blocks import WEEK_HOURS, Estimate, Finding
+from helios.metrics.blocks import WEEK_HOURS, Estimate, Finding, Question
 from helios.units import count_in_words, duration_in_words, percent, rounded_duration
 
 _HOURS = "{unit} hours a week"
@@ -18,7 +18,6 @@ class Words:
     ``describe`` takes the finding and the unit.
     """
 
-    name: str
     title: str
     unit: str
     describe: Callable[[Finding, str], str]
@@ -270,30 +269,29 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
     )
 
 
-WORDS: Mapping[int, Words] = {
-    1: Words(
-        "idle_while_jobs_wait_elsewhere",
+WORDS: Mapping[Question, Words] = {
+    Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE: Words(
         "{unit}s idle in one partition while jobs wait in another",
         _HOURS,
         _idle_elsewhere,
     ),
-    2: Words("unusable_idle", "Free {unit}s that no waiting job could use", _HOURS, _unusable),
-    3: Words("idle_behind_oldest_job", "{unit}s idle behind the oldest waiting job", _HOURS, _behind_oldest),
-    4: Words("idle_nodes", "Nodes idle longer than an hour", "share", _idle_nodes),
-    5: Words("utilization", "Use and its swing", "share", _utilization),
-    6: Words("imbalance", "Use of partitions against each other", "share", _imbalance),
-    7: Words("long_failures", "Hours in jobs that failed after more than an hour", "share", _long_failures),
-    8: Words("repeated_failures", "Hours in failures that repeat", "share", _repeated_failures),
-    9: Words("hours_at_time_limit", "Hours in jobs that ended at their time limit", "share", _at_limit),
-    10: Words("long_time_limits", "Limits asked too long", "ratio", _long_limits),
-    11: Words("concentration", "Who holds the {unit}s", "share", _concentration),
-    12: Words("who_waits", "Who waits", "share", _who_waits),
-    13: Words("short_behind_long", "Short jobs behind long ones", "share", _short_behind_long),
-    14: Words("repetition", "What an earlier job tells of run times", "correlation", _repetition),
-    15: Words("bursts", "Bursts of submissions", "ratio", _bursts),
-    16: Words("one_gpu_jobs", "Work for a shared or small GPU", "share", _one_gpu),
-    17: Words("large_and_long_jobs", "Large and long holders", "share", _large_and_long),
-    18: Words("drift", "Change from week to week", "ratio", _drift),
-    19: Words("requeues", "Hours lost to requeues", "share", _requeues),
-    20: Words("cpu_jobs_on_gpu_nodes", "CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
+    Question.UNUSABLE_IDLE: Words("Free {unit}s that no waiting job could use", _HOURS, _unusable),
+    Question.IDLE_BEHIND_OLDEST_JOB: Words("{unit}s idle behind the oldest waiting job", _HOURS, _behind_oldest),
+    Question.IDLE_NODES: Words("Nodes idle longer than an hour", "share", _idle_nodes),
+    Question.UTILIZATION: Words("Use and its swing", "share", _utilization),
+    Question.IMBALANCE: Words("Use of partitions against each other", "share", _imbalance),
+    Question.LONG_FAILURES: Words("Hours in jobs that failed after more than an hour", "share", _long_failures),
+    Question.REPEATED_FAILURES: Words("Hours in failures that repeat", "share", _repeated_failures),
+    Question.HOURS_AT_TIME_LIMIT: Words("Hours in jobs that ended at their time limit", "share", _at_limit),
+    Question.LONG_TIME_LIMITS: Words("Limits asked too long", "ratio", _long_limits),
+    Question.CONCENTRATION: Words("Who holds the {unit}s", "share", _concentration),
+    Question.WHO_WAITS: Words("Who waits", "share", _who_waits),
+    Question.SHORT_BEHIND_LONG: Words("Short jobs behind long ones", "share", _short_behind_long),
+    Question.REPETITION: Words("What an earlier job tells of run times", "correlation", _repetition),
+    Question.BURSTS: Words("Bursts of submissions", "ratio", _bursts),
+    Question.ONE_GPU_JOBS: Words("Work for a shared or small GPU", "share", _one_gpu),
+    Question.LARGE_AND_LONG_JOBS: Words("Large and long holders", "share", _large_and_long),
+    Question.DRIFT: Words("Change from week to week", "ratio", _drift),
+    Question.REQUEUES: Words("Hours lost to requeues", "share", _requeues),
+    Question.CPU_JOBS_ON_GPU_NODES: Words("CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
 }

@@ -385,7 +385,7 @@ def find_all(
         else finding
         for finding in findings
     ]
-    return sorted(with_reasons, key=lambda finding: finding.number)
+    return sorted(with_reasons, key=lambda finding: finding.question)
 
 
 def _refuse_empty(n_jobs: int, cluster: str, record: RecordWindow | None) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.metrics.blocks import Estimate, Finding
+from helios.metrics.blocks import Estimate, Finding, Question
 from helios.metrics.capacity import ClusterCapacity
 from helios.metrics.history import StudyHistory
 from helios.report.tables import plain_table
@@ -41,20 +41,20 @@ class _Thresholds:
         return self.nothing * whole, self.some * whole
 
 
-THRESHOLDS: Mapping[int, _Thresholds] = {
-    1: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
-    2: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
-    3: _Thresholds(nothing=0.002, some=0.01, share_of="service_hours_per_week"),
-    4: _Thresholds(nothing=0.02, some=0.05),
-    7: _Thresholds(nothing=0.01, some=0.03),
-    8: _Thresholds(nothing=0.005, some=0.02),
-    9: _Thresholds(nothing=0.02, some=0.1),
-    10: _Thresholds(nothing=1.2, some=2.0),
-    12: _Thresholds(nothing=0.1, some=0.5),
-    13: _Thresholds(nothing=0.01, some=0.05),
-    14: _Thresholds(nothing=0.1, some=0.3),
-    16: _Thresholds(nothing=0.05, some=0.1),
-    19: _Thresholds(nothing=0.005, some=0.02),
+THRESHOLDS: Mapping[Question, _Thresholds] = {
+    Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
+    Question.UNUSABLE_IDLE: _Thresholds(nothing=0.005, some=0.02, share_of="service_hours_per_week"),
+    Question.IDLE_BEHIND_OLDEST_JOB: _Thresholds(nothing=0.002, some=0.01, share_of="service_hours_per_week"),
+    Question.IDLE_NODES: _Thresholds(nothing=0.02, some=0.05),
+    Question.LONG_FAILURES: _Thresholds(nothing=0.01, some=0.03),
+    Question.REPEATED_FAILURES: _Thresholds(nothing=0.005, some=0.02),
+    Question.HOURS_AT_TIME_LIMIT: _Thresholds(nothing=0.02, some=0.1),
+    Question.LONG_TIME_LIMITS: _Thresholds(nothing=1.2, some=2.0),
+    Question.WHO_WAITS: _Thresholds(nothing=0.1, some=0.5),
+    Question.SHORT_BEHIND_LONG: _Thresholds(nothing=0.01, some=0.05),
+    Question.REPETITION: _Thresholds(nothing=0.1, some=0.3),
+    Question.ONE_GPU_JOBS: _Thresholds(nothing=0.05, some=0.1),
+    Question.REQUEUES: _Thresholds(nothing=0.005, some=0.02),
 }
 """Findings that argue for or against something; the others are for orientation."""
 
@@ -144,7 +144,7 @@ def statements(
     findings: Sequence[Finding], history: StudyHistory, *, size: ClusterCapacity | None, source: Source
 ) -> list[Statement]:
     """Return all findings in words, by number."""
-    ordered = sorted(findings, key=lambda finding: finding.number)
+    ordered = sorted(findings, key=lambda finding: finding.question)
     return [_statement(finding, propose(finding, history, size, source), history.unit) for finding in ordered]
 
 
@@ -188,7 +188,7 @@ def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
 
 
 def _statement(finding: Finding, proposal: Proposal | None, unit: str) -> Statement:
-    estimate, words, thresholds = finding.estimate, WORDS[finding.number], THRESHOLDS.get(finding.number)
+    estimate, words, thresholds = finding.estimate, WORDS[finding.question], THRESHOLDS.get(finding.question)
     known = estimate.value is not None
     bounds = thresholds.in_units_of(finding) if thresholds and known else None
     verdict = _verdict(finding, bounds)
@@ -199,8 +199,8 @@ def _statement(finding: Finding, proposal: Proposal | None, unit: str) -> Statem
         proposal = None
     nothing_up_to, some_above = bounds or (None, None)
     return Statement(
-        number=finding.number,
-        name=words.name,
+        number=finding.question.value,
+        name=finding.question.name.lower(),
         title=words.title.format(unit=unit),
         value=estimate.value,
         unit=words.unit.format(unit=unit),

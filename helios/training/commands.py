@@ -25,7 +25,6 @@ from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.training.pool.coordinator import Coordinator
-    from helios.training.pool.sweep import TrainingSweep
 
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
 Folder = Annotated[
@@ -89,7 +88,10 @@ class ServiceOptions:
 @expand
 def run_(
     *,
-    sweep: Annotated[Path, Argument(help="The sweep file: a command, its parameters, and how they are searched.")],
+    sweeps: Annotated[
+        list[Path],
+        Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched."),
+    ],
     folder: Folder = None,
     slots: Slots = None,
     device: Annotated[
@@ -111,7 +113,7 @@ def run_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the trials of a sweep on this machine, or go on with them.
+    """Run the trials of one or several sweeps on this machine, or go on with them.
 
     Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
     where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
@@ -119,15 +121,15 @@ def run_(
     """
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
-    from helios.training.report import pool_table  # noqa: PLC0415 - as above
-    from helios.training.run import run_pool  # noqa: PLC0415 - no help needs it
+    from helios.training.report import PoolResults  # noqa: PLC0415 - as above
+    from helios.training.run import run_pools  # noqa: PLC0415 - no help needs it
 
     screen: _Lines | _Screen = _Lines(events=events)
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
-        result = run_pool(
-            sweep,
+        found = run_pools(
+            sweeps,
             folder=folder,
             slots=slots,
             kind=device,
@@ -137,20 +139,22 @@ def run_(
             warm=warm or (),
             shared=shared,
             mps=mps,
-            watcher=screen.watch,
+            watcher=screen,
             database=_database(),
         )
+    result = PoolResults(results=found)
     print_notes(result.notes)
     if report is not None:
         from helios.training.page import render_pool  # noqa: PLC0415 - draws figures, which takes a second to import
 
-        write_page(report, render_pool(result))
+        write_page(report, render_pool(result.results))
     if events:
         print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
     else:
-        print_result(result.to_json(), pool_table(result), as_json=as_json)
+        print_result(result.to_json(), result.table(), as_json=as_json)
     if result.reason:
-        print_message(f"Stopped, since {result.reason}. The same command goes on: helios pool run {sweep}")
+        command = f"helios pool run {' '.join(map(str, sweeps))}"
+        print_message(f"Stopped, since {result.reason}. The same command goes on: {command}")
     if result.exit_code:
         raise typer.Exit(result.exit_code)
 
@@ -322,9 +326,6 @@ class _Lines:
         self._events = events
         self._line_at_s = monotonic() + _LINE_S
 
-    def watch(self, _: TrainingSweep) -> _Lines:
-        return self
-
     def __enter__(self) -> None:
         pass
 
@@ -335,13 +336,14 @@ class _Lines:
         if self._events:
             print(json.dumps(event, allow_nan=False, default=str), flush=True)
         elif event.get("state") == "failed":
-            print_message(f"Trial {event['number']} failed: {event['reason']}")
+            print_message(f"Trial {event['number']} of {event['sweep']} failed: {event['reason']}")
 
     def refresh(self, pool: Coordinator) -> None:
         if not self._events and monotonic() >= self._line_at_s:
             self._line_at_s = monotonic() + _LINE_S
-            ended = sum(trial.ended for trial in pool.state.trials.values())
-            print_message(f"{ended:,} of {pool.total:,} trials have ended ...")
+            ended = sum(record.ended for trials in pool.sweeps for record in trials.state.trials.values())
+            total = sum(trials.total for trials in pool.sweeps)
+            print_message(f"{ended:,} of {total:,} trials have ended ...")
 
 
 class _Screen:
@@ -352,9 +354,6 @@ class _Screen:
         self._began_s = monotonic()
         self._shown_at_s = 0.0
         self._notes: list[str] = []
-
-    def watch(self, _: TrainingSweep) -> _Screen:
-        return self
 
     def __enter__(self) -> None:
         self._live.start()
@@ -369,24 +368,22 @@ class _Screen:
             self._notes.append(f"stopping, since {event['reason']}; once more to stop at once")
 
     def refresh(self, pool: Coordinator) -> None:
-        from helios.training.model import TrialState  # noqa: PLC0415 - see run_
-        from helios.training.report import best_in_words, pool_view  # noqa: PLC0415 - see run_
+        from helios.training.report import SweepView, pool_view  # noqa: PLC0415 - see run_
 
         if monotonic() < self._shown_at_s:
             return
         self._shown_at_s = monotonic() + _REFRESH_S
-        finished = (trial for trial in pool.state.trials.values() if trial.state is TrialState.FINISHED)
-        best = best_in_words(
-            {trial.number: (trial.metrics, trial.parameters) for trial in finished}, pool.sweep.objectives
-        )
+        sweeps = [
+            SweepView(
+                name=trials.source.name,
+                counts=Counter(str(record.state) for record in trials.state.trials.values()),
+                finished=trials.finished,
+                total=trials.total,
+                objectives=trials.sweep.objectives,
+            )
+            for trials in pool.sweeps
+        ]
         self._live.update(
-            pool_view(
-                pool.snapshot(),
-                counts=Counter(str(trial.state) for trial in pool.state.trials.values()),
-                total=pool.total,
-                seconds=monotonic() - self._began_s,
-                best="\n".join(best),
-                notes=self._notes,
-            ),
+            pool_view(pool.snapshot(), sweeps, seconds=monotonic() - self._began_s, notes=self._notes),
             refresh=True,
         )

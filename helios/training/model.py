@@ -21,6 +21,8 @@ PEAKS_WEIGHT = 12
 """Number of trials for which the result of ``peak_hardly_exceeded`` is as far above the largest as that is above the
 median. With 12 about one trial in a hundred needs more, if the logarithms of peaks are normal."""
 
+NUMBERS = 1_000_000
+"""Numbers of a sweep's trials: in the first sweep of a pool from 0, in the second from so many, and so on."""
 ONE_DEVICE = (1,)
 """Placement on one device."""
 _FUSED = "{others} more in its process"
@@ -123,7 +125,8 @@ class Trial:
     Attributes
     ----------
     number : int
-        Unique in the pool, from 0 in the order in which trials were made.
+        Unique in the pool: that in its sweep, from 0 in the order in which trials were made, and a million for each
+        sweep of the pool before its own.
     parameters : mapping
         Parameters of the program.
     family : str
@@ -161,6 +164,10 @@ class Trial:
         share: then all run side by side.
     curve : tuple of CurvePoint
         The metric of the sweep by step so far, at most 200 points.
+    sweep : str
+        Name of its sweep. Empty where the pool has one only.
+    owner : str
+        Whose sweep it is.
     """
 
     number: int
@@ -183,6 +190,13 @@ class Trial:
     weight: float = 1.0
     share: float | None = None
     curve: tuple[CurvePoint, ...] = ()
+    sweep: str = ""
+    owner: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number in its sweep, behind the name of the sweep where there are several."""
+        return f"{self.sweep}:{self.number % NUMBERS}" if self.sweep else str(self.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,7 +461,7 @@ def _start_group(
     for process in running:
         lead = process[0]
         for _ in range(min(len(left), size - len(process))):
-            reason = f"trained with trial {lead.number}"
+            reason = f"trained with trial {lead.label}"
             actions.append(_start(left.pop(0), lead.devices, None, lead.number, reason))
     for _ in range(min(n_new, len(left))):
         device, count = slots.pop(0), min(size, len(left))

@@ -26,10 +26,8 @@ class PoolResult:
     Attributes
     ----------
     trials : sequence of mapping
-        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``seconds``, ``peak_memory_mib``,
-        ``attempts``, ``device`` and, where there is one, ``reason``.
-    values : mapping
-        The first metric that is compared, for each finished trial that reported it.
+        By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``value`` (the last one of the first
+        metric), ``seconds``, ``peak_memory_mib``, ``attempts``, ``devices`` and, where there is one, ``reason``.
     total : int
         Trials of the whole sweep, also those that were not made.
     seconds : float
@@ -40,6 +38,8 @@ class PoolResult:
         What ended it.
     more_metrics : mapping of str to bool
         Further metrics that are compared, and whether more of each is better.
+    is_log : mapping of str to bool
+        Whether the range of a parameter is logarithmic.
     """
 
     name: str
@@ -48,13 +48,13 @@ class PoolResult:
     maximize: bool
     devices: Sequence[Device]
     trials: Sequence[Mapping[str, Any]]
-    values: Mapping[int, float]
     total: int
     seconds: float
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
+    is_log: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def objectives(self) -> dict[str, bool]:
@@ -108,11 +108,43 @@ class PoolResult:
                 }
                 for device in self.devices
             ],
-            "best": None if best is None else {**best, "value": self.values[best["number"]]},
+            "best": best,
             "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResults:
+    """How a run of a pool of one or several sweeps ended."""
+
+    results: Sequence[PoolResult]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know, each once."""
+        return [*dict.fromkeys(note for result in self.results for note in result.notes)]
+
+    @property
+    def reason(self) -> str:
+        """Why trials of any sweep are left. Empty where none are."""
+        return next((result.reason for result in self.results if result.reason), "")
+
+    @property
+    def exit_code(self) -> int:
+        """Exit status of the command."""
+        return max(result.exit_code for result in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of ``helios pool run --json``, a list of answers for several sweeps."""
+        answers = [result.to_json() for result in self.results]
+        return answers[0] if len(answers) == 1 else {"sweeps": answers}
+
+    def table(self) -> RenderableType:
+        """Show the best and the failed trials of each sweep."""
+        tables = [pool_table(result) for result in self.results]
+        return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
 
 
 def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
@@ -171,13 +203,17 @@ def memory_in_words(mib: float | None) -> str:
 
 
 def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
-    """Return the trials, the best first."""
+    """Return the trials, the best first.
+
+    Those that did not finish come after all that did.
+    """
     sign = -1.0 if result.maximize else 1.0
     front = {*result.front}
 
-    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, float, int]:
-        value = result.values.get(trial["number"])
-        return (trial["number"] not in front, value is None, sign * (value or 0.0), trial["number"])
+    def key(trial: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+        value, is_finished = trial["value"], trial["state"] == TrialState.FINISHED
+        number = trial["number"]
+        return (number not in front, not is_finished, value is None, sign * (value or 0.0), number)
 
     return sorted(result.trials, key=key)
 
@@ -199,7 +235,7 @@ def pool_table(result: PoolResult) -> RenderableType:
 
 def trial_cells(result: PoolResult, trial: Mapping[str, Any]) -> list[str]:
     """Return what tables and pages show of a trial."""
-    reported = trial["metrics"] if trial["state"] == TrialState.FINISHED else {}
+    reported = {} if trial["state"] in {TrialState.DIVERGED, TrialState.FAILED} else trial["metrics"]
     missing = "not finite" if trial["state"] == TrialState.DIVERGED else ""
     return [
         str(trial["number"]),
@@ -233,25 +269,43 @@ def pool_sentences(result: PoolResult) -> list[str]:
     return sentences
 
 
-def pool_view(
-    snapshot: PoolSnapshot, *, counts: Mapping[str, int], total: int, seconds: float, best: str, notes: Sequence[str]
-) -> RenderableType:
-    """Show a pool while it runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepView:
+    """A sweep of a pool that runs.
 
-    Parameters
+    Attributes
     ----------
     counts : mapping
         Trials made so far by state.
+    finished : mapping
+        Metrics and parameters of each trial that has finished, by its number.
     total : int
         Trials of the whole sweep.
-    best : str
-        The best trial so far, in words. Empty where none is known.
+    objectives : mapping of str to bool
+        Metrics that are compared, and whether more of each is better.
     """
-    ended = sum(counts.get(state, 0) for state in ENDED)
-    words = ", ".join(f"{counts[state]:,} {state}" for state in sorted(counts) if counts[state])
-    lines: list[RenderableType] = [
-        f"{bar(ended / total if total else 0.0)} {ended:,} of {total:,} trials in {rounded_duration(seconds)} ({words})"
-    ]
+
+    name: str
+    counts: Mapping[str, int]
+    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]]
+    total: int
+    objectives: Mapping[str, bool]
+
+    def progress(self, seconds: float, *, named: bool) -> str:
+        """Return how far it is, in words."""
+        ended = sum(self.counts.get(state, 0) for state in ENDED)
+        words = ", ".join(f"{self.counts[state]:,} {state}" for state in sorted(self.counts))
+        of_sweep = f" of {self.name}" if named else ""
+        done = bar(ended / self.total if self.total else 0.0)
+        return f"{done} {ended:,} of {self.total:,} trials{of_sweep} in {rounded_duration(seconds)} ({words})"
+
+
+def pool_view(
+    snapshot: PoolSnapshot, sweeps: Sequence[SweepView], *, seconds: float, notes: Sequence[str]
+) -> RenderableType:
+    """Show a pool while it runs."""
+    several = len(sweeps) > 1
+    lines: list[RenderableType] = [escape(sweep.progress(seconds, named=several)) for sweep in sweeps]
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
     table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
     for device in snapshot.devices:
@@ -269,14 +323,17 @@ def pool_view(
         for trial in on_device[:MOST_SHOWN]:
             table.add_row("", *_running_cells(trial, snapshot.now_s))
     lines.append(table)
-    if best:
-        lines.append(escape(best))
+    for sweep in sweeps:
+        lines += [
+            escape(f"{sweep.name}: {sentence}" if several else sentence)
+            for sentence in best_in_words(sweep.finished, sweep.objectives)
+        ]
     return Group(*lines, *(escape(f"note: {note}") for note in notes[-3:]))
 
 
 def _running_cells(trial: Trial, now_s: float) -> list[str]:
     return [
-        str(trial.number),
+        escape(trial.label),
         escape(write_parameters(trial.parameters)),
         "" if trial.progress is None else f"{trial.progress:.0%}",
         rounded_duration(now_s - (trial.started_s or now_s)),

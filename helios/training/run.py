@@ -8,28 +8,32 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helios.errors import UsageError
-from helios.training.model import Device, TrialState
+from helios.training.model import Device
+from helios.training.past_runs import keep_if_possible, known_runs, own_name, runs_of_folder
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
-from helios.training.pool.coordinator import Coordinator, Decide, Watcher, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher, fixed_slots
 from helios.training.pool.devices import find_devices, find_nodes
+from helios.training.pool.growth import describe, take_over
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile
-from helios.training.pool.sweep import TrainingSweep, program
+from helios.training.pool.sweep import ValueRange, program
 from helios.training.pool.sweep_file import read_training_sweep
+from helios.training.pool.trials import PoolSweep, SweepTrials
 from helios.training.report import PoolResult
-from helios.training.services import build_for_pool, choose_service
+from helios.training.services import build_for_pool, choose_common_service
 
 if TYPE_CHECKING:
     from helios.training.forecast import TrialModel
-from helios.training.past_runs import keep_if_possible, known_runs, runs_of_folder
 
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in a job: when it ends, s since the epoch."""
@@ -39,8 +43,14 @@ MARGIN_S, MARGIN_SHARE = 60.0, 0.1
 """How long before the end trials are asked for a checkpoint; of a short time limit, a part."""
 
 
-def run_pool(
-    path: Path,
+def run_pool(path: Path, **given: Any) -> PoolResult:
+    """Run or resume the trials of one sweep file here, with the arguments of :func:`run_pools`."""
+    [result] = run_pools([path], **given)
+    return result
+
+
+def run_pools(
+    paths: Sequence[Path],
     *,
     folder: Path | None = None,
     slots: int | None = None,
@@ -52,19 +62,19 @@ def run_pool(
     warm: Sequence[str] = (),
     shared: bool = False,
     mps: bool = False,
-    watcher: Callable[[TrainingSweep], Watcher] | None = None,
+    watcher: Watcher | None = None,
     database: str | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> PoolResult:
-    """Run or resume the trials of a sweep file here.
+) -> list[PoolResult]:
+    """Run or resume the trials of sweep files here, in one pool.
 
     Parameters
     ----------
-    path : Path
-        The sweep file.
+    paths : sequence of Path
+        The sweep files.
     folder : Path, optional
-        Where results, logs and checkpoints are. None for a folder beside the sweep file, ``sweep.pool`` for
-        ``sweep.toml``.
+        Where results, logs and checkpoints of the only sweep are. None for a folder beside each sweep file,
+        ``sweep.pool`` for ``sweep.toml``.
     slots : int, optional
         Most trials at the same time on a device.
     kind : str, optional
@@ -74,13 +84,13 @@ def run_pool(
     time_limit_s : float, optional
         After how long to end. None for the end of the Slurm job that this is in, if it is in one.
     service : str, optional
-        Service that decides what is started where. None for that of the sweep file, else a fixed number of slots.
+        Service that decides what is started where. None for that of the sweep files, else a fixed number of slots.
     options : mapping
-        Options of the service, above those of the sweep file.
+        Options of the service, above those of the sweep files.
     warm : sequence of str
         Modules that are imported once, before the trials of a Python program are forked.
     shared : bool
-        Whether other pools may work on the same folder at the same time; all must say so.
+        Whether other pools may work on the same folders at the same time; all must say so.
     mps : bool
         Whether to run NVIDIA's MPS while the pool runs.
     database : str, optional
@@ -90,22 +100,22 @@ def run_pool(
     Raises
     ------
     UsageError
-        The sweep cannot be run, another pool runs in the folder, or there are no such devices.
+        A sweep cannot be run, another pool runs in a folder, or there are no such devices.
     FileUnwritable, FileUnreadable
-        The folder cannot be used.
+        A folder cannot be used.
     """
-    sweep = read_training_sweep(path)
+    folders = pool_folders(paths, folder)
+    sweeps = {path: read_training_sweep(path) for path in paths}
     if slots is not None and slots < 1:
         raise UsageError(f"{slots} slots run nothing.", hint="Write --slots 1 or more")
-    if warm and not (len(sweep.command) > 1 and sweep.command[1].endswith(".py")):
+    if warm and not all(len(each.command) > 1 and each.command[1].endswith(".py") for each in sweeps.values()):
         raise UsageError(
             "Only a Python program can start from a warm process.",
             hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
         )
     decide: Decide = fixed_slots
-    if (choice := choose_service(sweep.service, service, options)) is not None:
+    if (choice := choose_common_service([each.service for each in sweeps.values()], service, options)) is not None:
         decide = build_for_pool(choice.name, choice.options).decide
-    into = (folder or path.with_suffix(".pool")).absolute()
     asked: dict[str, Any] = {
         "kind": kind,
         "slots": slots,
@@ -115,64 +125,112 @@ def run_pool(
     devices = find_devices(**asked)
     if mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):
         raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
-    nodes = find_nodes(path, into, asked)
-    model, problem = (None, "") if choice is None else _learn(into, program(sweep), devices[0], database)
+    nodes = find_nodes(folders, asked)
     # The earlier of the time limit and the end of the Slurm job, s since the epoch.
     ends = [] if time_limit_s is None else [steady_s() + time_limit_s]
     if (end_s := environment.get(SLURM_END, "")).isdigit():
         ends.append(float(end_s))
     ends_s = min(ends, default=None)
     began_s = steady_s()
-    container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
     margin_s = MARGIN_S if ends_s is None else min(MARGIN_S, MARGIN_SHARE * max(0.0, ends_s - began_s))
-    with StateFile(into, sweep.fingerprint(), shared=shared) as state:
-        with state.exclusive():
-            search = open_search(sweep, into / "search", others=state.joined if shared else None)
-        try:
-            coordinator = Coordinator(
-                sweep=sweep,
-                search=search,
-                state=state,
-                devices=devices,
-                decide=decide,
-                folder=into,
-                ends_s=ends_s,
-                warm=warm,
-                container=container,
-                nodes=nodes,
-                mps=mps,
-                margin_s=margin_s,
-                watcher=None if watcher is None else watcher(sweep),
-                forecast=None if model is None else partial(model.expect, program(sweep)),
-                known_speeds=() if model is None else model.speeds,
+    sources, problems = [], []
+    with ExitStack() as stack:
+        for (path, sweep), name in zip(sweeps.items(), pool_names(paths), strict=True):
+            into = folders[path]
+            container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
+            model, problem = (None, "") if choice is None else _learn(into, program(sweep), devices[0], database)
+            problems.append(problem)
+            state = stack.enter_context(StateFile(into, describe(sweep), shared=shared))
+            with state.exclusive():
+                changes = take_over(sweep, state)
+                made = [state.trials[number].parameters for number in sorted(state.trials)]
+                search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
+            stack.callback(search.close)
+            sources.append(
+                PoolSweep(
+                    sweep=replace(sweep, owner=sweep.owner or own_name()),
+                    search=search,
+                    state=state,
+                    folder=into,
+                    name=name,
+                    container=container,
+                    forecast=None if model is None else partial(model.expect, program(sweep)),
+                    known_speeds=() if model is None else model.speeds,
+                    notes=[changes] if changes else (),
+                )
             )
-            end = coordinator.run()
-        finally:
-            search.close()
-        with state.exclusive():  # reads what others wrote
-            others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
-        elsewhere = (f"{others:,} trials are with other pools of this folder",) if others else ()
-        trials = [state.trials[number] for number in sorted(state.trials)]
-        notes = [*end.notes, *elsewhere, problem, keep_if_possible(database, into)]
-        return PoolResult(
-            name=path.name,
-            folder=str(into),
-            metric=sweep.metric,
-            maximize=sweep.maximize,
-            devices=coordinator.devices,
-            trials=[trial.to_json() for trial in trials],
-            values={
-                trial.number: trial.value
-                for trial in trials
-                if trial.state is TrialState.FINISHED and trial.value is not None
-            },
-            total=coordinator.total,
-            seconds=steady_s() - began_s,
-            reason=end.reason,
-            signal=end.signal,
-            more_metrics=sweep.more_metrics,
-            notes=[note for note in notes if note],
+        coordinator = Coordinator(
+            sweeps=sources,
+            devices=devices,
+            decide=decide,
+            ends_s=ends_s,
+            warm=warm,
+            nodes=nodes,
+            mps=mps,
+            margin_s=margin_s,
+            watcher=watcher,
         )
+        end = coordinator.run()
+        seconds = steady_s() - began_s
+        results = []
+        for trials, reason, problem in zip(coordinator.sweeps, end.reasons, problems, strict=True):
+            result = _result(trials, devices=coordinator.devices, seconds=seconds, end=end)
+            notes = [*end.notes, *result.notes, problem, keep_if_possible(database, trials.source.folder)]
+            results.append(replace(result, reason=reason, notes=[note for note in notes if note]))
+        return results
+
+
+def _result(trials: SweepTrials, *, devices: Sequence[Device], seconds: float, end: PoolEnd) -> PoolResult:
+    """Return what became of a sweep."""
+    state, sweep = trials.state, trials.sweep
+    with state.exclusive():  # reads what others wrote
+        others = sum(not trial.ended and not state.is_mine(trial) for trial in state.trials.values())
+    records = [state.trials[number] for number in sorted(state.trials)]
+    return PoolResult(
+        name=trials.source.name,
+        folder=str(trials.source.folder),
+        metric=sweep.metric,
+        maximize=sweep.maximize,
+        devices=devices,
+        trials=[record.to_json() for record in records],
+        total=trials.total,
+        seconds=seconds,
+        signal=end.signal,
+        more_metrics=sweep.more_metrics,
+        is_log={name: space.log for name, space in sweep.parameters.items() if isinstance(space, ValueRange)},
+        notes=(f"{others:,} trials are with other pools of this folder",) if others else (),
+    )
+
+
+def pool_folders(paths: Sequence[Path], folder: Path | None) -> dict[Path, Path]:
+    """Return the folder of each sweep file, in their order.
+
+    Raises
+    ------
+    UsageError
+        Two have the same folder, or one folder is given for several.
+    """
+    if folder is not None and len(paths) > 1:
+        raise UsageError(
+            "--folder is for one sweep, and each of several has its own.", hint="Leave --folder out: a.pool and b.pool."
+        )
+    folders = {path: (folder or path.with_suffix(".pool")).absolute() for path in paths}
+    taken: dict[Path, Path] = {}
+    for path in paths:
+        into = folders[path].resolve()
+        if into in taken:
+            raise UsageError(f"{taken[into]} and {path} have the same folder, {into}.", hint="Name each sweep once.")
+        taken[into] = path
+    return folders
+
+
+def pool_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of some paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for length in range(1, max(map(len, parts))):
+        if len({each[-length:] for each in parts}) == len(parts):
+            break
+    return ["/".join(each[-length:]) for each in parts]
 
 
 def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:

@@ -1,72 +1,53 @@
-"""Simulate a pool on measured speeds, and compare rules of sharing devices.
+"""Simulate a pool on measured speeds.
 
 Speeds were measured for trials alone and in pairs; none are published for three and more. Three or more trials on a
 device are simulated as if each of their pairs ran for the same share of the time, so they gain nothing over pairs.
 
 A rule sees what a pool would report: speeds after ``measure_s`` in the same group, peak memory after a trial's start,
-progress, and which trials were killed for memory.
+progress, and which trials were killed for memory. It may start, pause and stop trials and share devices by time.
+
+Further effects are off unless they are asked for: memory that grows with a trial's work, starts that slow the trials
+of their node, reports that are rare, curves of a metric, and trials on several devices. Where trials that grow exceed
+their device, one is killed: it asked for memory last, which is more probable the faster it grows. It goes on from its
+last pause. All chance is drawn from one seed.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
-from helios.errors import HeliosError
-from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.training.model import (
+    ENDED,
     ONE_DEVICE,
     Device,
     Forecast,
-    PauseTrial,
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
+    ShareTrial,
     StartTrial,
     StopTrial,
     Trial,
     TrialForecast,
     TrialState,
+    node_name,
     peak_hardly_exceeded,
+    placement,
 )
+from helios.training.pair_profiles import PairProfiles
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
 QUERIES_PER_TRIAL = 20
 """Least number of times that a rule decides in the mean length of a trial. In a real pool it does about each second."""
-
-
-class ProfilesInvalid(HeliosError):
-    """Measured speeds cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PairProfiles:
-    """Measured speeds of families, alone and in pairs.
-
-    Attributes
-    ----------
-    families : tuple of str
-        n of them.
-    alone : float64 array of shape (n,)
-        Steps a second alone.
-    beside : float64 array of shape (n, n)
-        Speed of the row's family beside one of the column's, as a share of its speed alone; NaN: they do not fit.
-    """
-
-    families: tuple[str, ...]
-    alone: NDArray[np.float64]
-    beside: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +68,14 @@ class SimulatedTrial:
         Its parameters, which a rule sees.
     reports : bool
         Whether its program reports steps, so that its speed can be measured.
+    report_s : float
+        Time between two reports, s. A rule sees the progress of the last one, and speeds after two of a group.
+    first_memory : float
+        Share of its memory that it has at its first step, 0 to 1. The rest grows evenly with its work.
+    curve : tuple of (float, float)
+        Share of its work and value of the metric then; linear in between. Empty: it reports no metric.
+    speed_ups : mapping of tuple of int to float
+        Speed on each placement that it can run on, relative to one device.
     """
 
     family: int
@@ -95,6 +84,10 @@ class SimulatedTrial:
     arrives_s: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reports: bool = True
+    report_s: float = 0.0
+    first_memory: float = 1.0
+    curve: tuple[tuple[float, float], ...] = ()
+    speed_ups: Mapping[tuple[int, ...], float] = field(default_factory=lambda: {ONE_DEVICE: 1.0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +97,23 @@ class PoolCosts:
     Attributes
     ----------
     start_s : float
-        From a trial's start to its first step, s, at each attempt. Others on its device are not slowed meanwhile.
+        From a trial's start to its first step, s, at each attempt.
     pause_s : float
-        From a request to pause until the checkpoint is written and the device is free, s. There is no progress then.
+        From a request to pause or stop until the checkpoint is written and the device is free, s. There is no progress
+        then.
     measure_s : float
         Time in the same group after which a speed is known, s.
     noise : float
         Standard deviation of a measured speed, as a share of it.
+    start_load : float
+        Work of a trial's start on the other trials of its node, which run at 1 / (1 + the loads of all starts).
     """
 
     start_s: float = 20.0
     pause_s: float = 5.0
     measure_s: float = 60.0
     noise: float = 0.02
+    start_load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +136,8 @@ class PoolOutcome:
         Kills of trials that were not among the first ten to start.
     unused_reserved : float
         Share of the memory reserved by limits, over time, that was not used; NaN without any limit.
-    starts, pauses : int
-        Attempts and pauses of all trials.
+    starts, pauses, stops : int
+        Attempts, pauses and stops of all trials.
     ended_s : tuple of float
         End of each trial, s.
     """
@@ -155,66 +152,30 @@ class PoolOutcome:
     starts: int
     pauses: int
     ended_s: tuple[float, ...]
-
-
-def read_pair_profiles(path: Path, *, gpu: str) -> PairProfiles:
-    """Read measured speeds of one GPU type.
-
-    Parameters
-    ----------
-    path : Path
-        CSV with the columns ``gpu``, ``model``, ``gpus``, ``other_model``, ``steps_per_s`` and ``other_steps_per_s``,
-        as published for Gavel (OSDI'20): alone where ``other_model`` is empty, 0 where two do not fit.
-    gpu : str
-        A value of the column ``gpu``.
-
-    Raises
-    ------
-    ProfilesInvalid
-        A column is missing, or nothing is there of that GPU.
-    """
-    try:
-        rows = pd.read_csv(path)
-        rows = rows[(rows["gpu"] == gpu) & (rows["gpus"] == 1)]
-        alone = rows[rows["other_model"].isna()].drop_duplicates("model").set_index("model")["steps_per_s"]
-        pairs = rows[rows["other_model"].notna()]
-        families = tuple(sorted(alone.index, key=_natural))
-        speeds = pairs.pivot_table(index="model", columns="other_model", values="steps_per_s")
-        mirrored = pairs.pivot_table(index="other_model", columns="model", values="other_steps_per_s")
-    except (OSError, KeyError, ValueError) as reason:
-        raise ProfilesInvalid(
-            f"Speeds cannot be read from {path}: {reason}.",
-            hint="Give a CSV with gpu, model, gpus, other_model, steps_per_s and other_steps_per_s.",
-        ) from reason
-    if not families:
-        raise ProfilesInvalid(f"{path} has no speeds of {gpu!r}.", hint="Name a GPU of its column gpu.")
-    table = speeds.reindex(index=families, columns=families)
-    table = table.fillna(mirrored.reindex(index=families, columns=families))
-    grid = table.to_numpy(dtype=np.float64)
-    steps = alone.reindex(families).to_numpy(dtype=np.float64)
-    beside = np.where(grid > 0, grid / steps[:, None], np.nan)
-    return PairProfiles(families=families, alone=steps, beside=np.where(np.isnan(beside.T), np.nan, beside))
-
-
-def _natural(name: str) -> tuple[str | int, ...]:
-    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
+    stops: int = 0
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A trial on a device."""
+    """A trial on its devices."""
 
     number: int
-    device: int
+    devices: tuple[int, ...]
+    speed_up: float
+    """Speed on these devices, relative to one."""
     limit_mib: float | None
     started_s: float
     ready_s: float
     group_since_s: float = math.inf
     """Since when it shares the device with the same trials, s; infinite during its start."""
     paused_at_s: float = math.inf
-    """When its pause is done, s; infinite: no pause was asked for."""
+    """When its pause or stop is done, s; infinite: none was asked for."""
+    ends_as: TrialState = TrialState.PAUSED
+    report_at_s: float = math.inf
+    """When it reports next, s."""
+    share: float | None = None
     rate: float = 0.0
-    """Speed as a share of that alone on the device."""
+    """Speed as a share of that alone on one device."""
     measured: bool = False
     computes: bool = False
     """Whether it has got past its start, and found enough memory."""
@@ -265,15 +226,20 @@ class SimulatedPool:
         self._remaining_s = [trial.seconds for trial in self.trials]
         self._attempts, self._ended_s = [0] * count, [math.nan] * count
         self._peak_mib: list[float | None] = [None] * count
+        self._saved_s = list(self._remaining_s)
+        """Work left at the last checkpoint, s."""
+        self._shown: list[float | None] = [None if trial.report_s else 0.0 for trial in self.trials]
+        """Progress of the last report, where reports are rare."""
+        self._curves: list[list[CurvePoint]] = [[] for _ in self.trials]
+        self._ran_s = [0.0] * count
         self._killed_at_mib: list[float | None] = [None] * count
         self._length_known = [False] * count
         """Whether its speed was measured, so that its length follows from its progress."""
         self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
         self._speed_sums = {
-            (speed.family, speed.beside): (speed.steps_per_s * speed.samples, speed.samples)
+            (speed.family, speed.beside, speed.placement): (speed.steps_per_s * speed.samples, speed.samples)
             for speed in known_speeds
-            if speed.placement == ONE_DEVICE
         }
         self._speeds: tuple[SharedSpeed, ...] | None = None
         self._family_peak_mib: dict[int, float] = {}
@@ -286,7 +252,7 @@ class SimulatedPool:
         self._ended_since_query: list[int] = []
         self._killed: list[int] = []
         self._start_order: list[int] = []
-        self._starts = self._pauses = 0
+        self._starts = self._pauses = self._stops = 0
         self._busy_s = self._reserved_mib_s = self._used_mib_s = 0.0
 
     def run(self, decide: Decide) -> PoolOutcome:
@@ -297,7 +263,7 @@ class SimulatedPool:
         RuntimeError
             The rule lets trials wait although nothing runs, or asks for what cannot be done.
         """
-        while self._arrivals or any(state is not TrialState.FINISHED for state in self._state):
+        while self._arrivals or any(state not in ENDED for state in self._state):
             self._arrive()
             for _ in range(8):  # usually one round, as a pause frees nothing at once
                 actions = list(decide(self.snapshot()))
@@ -323,6 +289,7 @@ class SimulatedPool:
             unused_reserved=1 - self._used_mib_s / self._reserved_mib_s if self._reserved_mib_s else math.nan,
             starts=self._starts,
             pauses=self._pauses,
+            stops=self._stops,
             ended_s=tuple(self._ended_s),
         )
 
@@ -333,12 +300,12 @@ class SimulatedPool:
         shown = [
             self._trial(number)
             for number, state in enumerate(self._state)
-            if self._arrived[number] and (state is not TrialState.FINISHED or number in self._ended_since_query)
+            if self._arrived[number] and (state not in ENDED or number in self._ended_since_query)
         ]
         if self._speeds is None:
             self._speeds = tuple(
-                SharedSpeed(family=family, beside=beside, steps_per_s=total / samples, samples=samples)
-                for (family, beside), (total, samples) in sorted(self._speed_sums.items())
+                SharedSpeed(family=family, beside=beside, placement=shape, steps_per_s=total / samples, samples=samples)
+                for (family, beside, shape), (total, samples) in sorted(self._speed_sums.items())
             )
         return PoolSnapshot(now_s=self.now_s, devices=self.devices, trials=tuple(shown), speeds=self._speeds)
 
@@ -351,7 +318,7 @@ class SimulatedPool:
             if self._peak_mib[number] is None:
                 continue
             name, finished = self._names[true.family], self._length_known[number]
-            total, samples = self._speed_sums.get((name, ()), (0.0, 0))
+            total, samples = self._speed_sums.get((name, (), ONE_DEVICE), (0.0, 0))
             alone = (MeasuredSpeed(beside=(), steps_per_s=total / samples, seconds=1.0),) if samples else ()
             runs.append(
                 TrialRun(
@@ -370,7 +337,7 @@ class SimulatedPool:
                     speeds=alone,
                 )
             )
-        active = [number for number, state in enumerate(self._state) if state is not TrialState.FINISHED]
+        active = [number for number, state in enumerate(self._state) if state not in ENDED]
         forecasts = self._forecast([self._trial(number) for number in active], runs)
         self._forecasts.update(zip(active, forecasts, strict=True))
         self._outdated = False
@@ -385,18 +352,14 @@ class SimulatedPool:
             parameters=true.parameters,
             family=self._names[true.family],
             state=self._state[number],
-            devices=() if attempt is None else (self.devices[attempt.device].name,),
+            devices=() if attempt is None else self._device_names(attempt),
             started_s=None if attempt is None else attempt.started_s,
             attempts=self._attempts[number],
             memory_limit_mib=None if attempt is None else attempt.limit_mib,
-            memory_mib=true.memory_mib if ready else None,
+            memory_mib=self._memory_mib(number) if ready else None,
             peak_memory_mib=self._peak_mib[number],
             out_of_memory_mib=self._killed_at_mib[number],
-            progress=None
-            if not true.reports
-            else 1 - self._remaining_s[number] / true.seconds
-            if true.seconds > 0
-            else 1.0,
+            progress=None if not true.reports else self._shown[number] if true.report_s else self._progress(number),
             steps_per_s=None
             if attempt is None or not attempt.measured
             else attempt.rate * float(self.profiles.alone[true.family]),
@@ -408,7 +371,42 @@ class SimulatedPool:
                 memory_most_mib=self._family_most_mib.get(true.family),
                 seconds_p50=seconds,
             ),
+            share=None if attempt is None else attempt.share,
+            curve=tuple(self._curves[number]),
         )
+
+    def _progress(self, number: int) -> float:
+        """Return the share of a trial's work that is done."""
+        seconds = self.trials[number].seconds
+        return 1 - self._remaining_s[number] / seconds if seconds > 0 else 1.0
+
+    def _memory_mib(self, number: int) -> float:
+        """Return the memory that a trial has now, MiB."""
+        true = self.trials[number]
+        if true.first_memory == 1:
+            return true.memory_mib
+        return true.memory_mib * (true.first_memory + (1 - true.first_memory) * self._progress(number))
+
+    def _growth_mib_s(self, attempt: _Attempt) -> float:
+        """Return how much memory a trial takes each second, MiB."""
+        true = self.trials[attempt.number]
+        if true.first_memory == 1:
+            return 0.0
+        return true.memory_mib * (1 - true.first_memory) * self._speed(attempt) / max(1e-9, true.seconds)
+
+    def _speed(self, attempt: _Attempt) -> float:
+        """Return a trial's speed, with what starts on its node take."""
+        if not self.costs.start_load:
+            return attempt.rate
+        node = node_name(self.devices[attempt.devices[0]].name)
+        starting = sum(
+            not other.computes and node_name(self.devices[other.devices[0]].name) == node
+            for other in self._running.values()
+        )
+        return attempt.rate / (1 + self.costs.start_load * starting)
+
+    def _device_names(self, attempt: _Attempt) -> tuple[str, ...]:
+        return tuple(self.devices[index].name for index in attempt.devices)
 
     def _arrive(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now_s:
@@ -418,31 +416,51 @@ class SimulatedPool:
         for action in actions:
             if isinstance(action, StartTrial):
                 self._start(action)
-            elif isinstance(action, PauseTrial):
-                attempt = self._running.get(action.number)
-                if attempt is None:
-                    raise RuntimeError(f"Trial {action.number} does not run and cannot be paused.")
-                if attempt.paused_at_s == math.inf:
-                    attempt.paused_at_s = self.now_s + self.costs.pause_s
-                    self._pauses += 1
-                    self._update_rates(attempt.device)
-            elif isinstance(action, StopTrial):
-                raise RuntimeError("A simulated trial runs to its end.")
-            else:
-                raise RuntimeError("A simulated trial cannot be given a share of its device.")
+                continue
+            attempt = self._running.get(action.number)
+            if isinstance(action, StopTrial):
+                self._stop(action, attempt)
+            elif attempt is None:
+                raise RuntimeError(f"Trial {action.number} does not run, and cannot be paused or get a share.")
+            elif isinstance(action, ShareTrial):
+                attempt.share = action.share
+                self._update_rates(attempt.devices)
+            elif attempt.paused_at_s == math.inf:
+                attempt.paused_at_s = self.now_s + self.costs.pause_s
+                self._pauses += 1
+                self._update_rates(attempt.devices)
+
+    def _stop(self, action: StopTrial, attempt: _Attempt | None) -> None:
+        """End a trial, at its next checkpoint if it runs."""
+        if self._state[action.number] in ENDED:
+            raise RuntimeError(f"Trial {action.number} has ended, and cannot be stopped.")
+        ends_as = TrialState.FINISHED if action.finished else TrialState.PRUNED
+        if attempt is not None:
+            attempt.ends_as = ends_as
+            attempt.paused_at_s = min(attempt.paused_at_s, self.now_s + self.costs.pause_s)
+            self._update_rates(attempt.devices)
+            return
+        self._stops += 1
+        self._end(action.number, ends_as)
+
+    def _end(self, number: int, state: TrialState) -> None:
+        self._state[number], self._ended_s[number] = state, self.now_s
+        self._ended_since_query.append(number)
 
     def _start(self, action: StartTrial) -> None:
-        number = action.number
+        number, true, shape = action.number, self.trials[action.number], placement(action.devices)
         if self._state[number] not in {TrialState.WAITING, TrialState.PAUSED} or not self._arrived[number]:
             raise RuntimeError(f"Trial {number} is {self._state[number]} and cannot be started.")
-        if len(action.devices) != 1:
-            raise RuntimeError(f"Trial {number} is to start on {len(action.devices)} devices, and one is simulated.")
-        index = self._device_index[action.devices[0]]
-        if len(self._attempts_on[index]) >= self.devices[index].slots:
-            raise RuntimeError(f"{action.devices[0]} has no free slot for trial {number}.")
+        if shape not in true.speed_ups:
+            raise RuntimeError(f"How fast trial {number} is on {', '.join(action.devices)} is not known.")
+        indices = tuple(self._device_index[name] for name in action.devices)
+        for index in indices:
+            if len(self._attempts_on[index]) >= self.devices[index].slots:
+                raise RuntimeError(f"{self.devices[index].name} has no free slot for trial {number}.")
         attempt = _Attempt(
             number=number,
-            device=index,
+            devices=indices,
+            speed_up=true.speed_ups[shape],
             limit_mib=action.memory_limit_mib,
             started_s=self.now_s,
             ready_s=self.now_s + self.costs.start_s,
@@ -451,129 +469,229 @@ class SimulatedPool:
         self._attempts[number] += 1
         self._starts += 1
         self._start_order.append(number)
-        self._attempts_on[index].append(attempt)
+        for index in indices:
+            self._attempts_on[index].append(attempt)
         self._running[number] = attempt
 
     def _advance(self) -> bool:
         """Go to the next event, and return whether there was one."""
         next_s = self._arrivals[0][0] if self._arrivals else math.inf
         for attempt in self._running.values():
-            due = min(attempt.paused_at_s, math.inf if attempt.computes else attempt.ready_s)
-            if attempt.rate > 0 and attempt.paused_at_s == math.inf:
-                due = min(due, self.now_s + self._remaining_s[attempt.number] / attempt.rate)
-            if not attempt.measured and self.trials[attempt.number].reports:
-                due = min(due, attempt.group_since_s + self.costs.measure_s)
-            next_s = min(next_s, due)
+            next_s = min(next_s, self._due_s(attempt))
+        if any(trial.first_memory < 1 for trial in self.trials):
+            next_s = min(next_s, *(self._overflows_s(index) for index in range(len(self.devices))))
         if next_s == math.inf:
             return False
         if self._running:
             next_s = min(next_s, self.now_s + self._query_every_s)
         step_s = max(0.0, next_s - self.now_s)
-        for attempt in self._running.values():
-            self._remaining_s[attempt.number] -= step_s * attempt.rate
+        used_mib = {number: self._memory_mib(number) for number in self._running}
+        speeds = {number: self._speed(attempt) for number, attempt in self._running.items()}
+        for number, attempt in self._running.items():
+            self._remaining_s[number] -= step_s * speeds[number]
+            self._ran_s[number] += step_s
             if attempt.limit_mib is not None:
-                self._reserved_mib_s += step_s * attempt.limit_mib
-                self._used_mib_s += step_s * min(attempt.limit_mib, self.trials[attempt.number].memory_mib)
+                self._reserved_mib_s += step_s * attempt.limit_mib * len(attempt.devices)
+                self._used_mib_s += step_s * min(attempt.limit_mib, used_mib[number]) * len(attempt.devices)
         self._busy_s += step_s * sum(bool(attempts) for attempts in self._attempts_on)
         self.now_s = next_s
         self._process_events()
         return True
 
+    def _due_s(self, attempt: _Attempt) -> float:
+        """Return when something happens to a trial next, s."""
+        due = min(attempt.paused_at_s, math.inf if attempt.computes else attempt.ready_s)
+        true = self.trials[attempt.number]
+        if attempt.rate > 0 and attempt.paused_at_s == math.inf:
+            due = min(due, attempt.report_at_s, self.now_s + self._remaining_s[attempt.number] / self._speed(attempt))
+        if not attempt.measured and true.reports:
+            due = min(due, attempt.group_since_s + max(self.costs.measure_s, 2 * true.report_s))
+        growth = self._growth_mib_s(attempt)
+        if growth > 0 and attempt.limit_mib is not None:
+            due = min(due, self.now_s + max(0.0, attempt.limit_mib - self._memory_mib(attempt.number)) / growth)
+        return due
+
+    def _overflows_s(self, index: int) -> float:
+        """Return when the trials of a device have grown to its memory, s."""
+        growth = sum(map(self._growth_mib_s, self._attempts_on[index]))
+        room_mib = self.devices[index].memory_mib - self._used_on_mib(index)
+        return self.now_s + max(0.0, room_mib) / growth if growth > 0 else math.inf
+
+    def _used_on_mib(self, index: int, *, without: _Attempt | None = None) -> float:
+        """Return the memory in use on a device, MiB."""
+        return sum(
+            self._memory_mib(attempt.number)
+            for attempt in self._attempts_on[index]
+            if attempt.computes and attempt is not without
+        )
+
     def _process_events(self) -> None:
         now = self.now_s
         for attempt in list(self._running.values()):
-            number, index = attempt.number, attempt.device
+            number = attempt.number
             if attempt.rate > 0 and self._remaining_s[number] <= 1e-6:
                 self._remaining_s[number] = 0.0
-                self._state[number], self._ended_s[number] = TrialState.FINISHED, now
-                self._ended_since_query.append(number)
+                self._report(attempt)
+                self._end(number, TrialState.FINISHED)
                 self._learn_length(number)
                 self._learn_peak(number)
                 self._remove_attempt(attempt)
             elif attempt.paused_at_s <= now:
-                self._state[number] = TrialState.PAUSED
-                self._remove_attempt(attempt)
+                self._leave(attempt)
             elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
                     attempt.computes = self._outdated = True
-                    self._peak_mib[number] = self.trials[number].memory_mib
-                    known = self._family_peak_mib.get(self.trials[number].family, 0.0)
-                    self._family_peak_mib[self.trials[number].family] = max(known, self.trials[number].memory_mib)
-                    self._update_rates(index)
+                    self._see_memory(number)
+                    if interval_s := self._report_interval_s(number):
+                        attempt.report_at_s = now + interval_s
+                    self._update_rates(attempt.devices)
                 else:
                     self._kill(attempt)
+        self._grow()
         for attempt in self._running.values():
-            reports = self.trials[attempt.number].reports
-            if reports and not attempt.measured and now >= attempt.group_since_s + self.costs.measure_s - 1e-9:
+            true = self.trials[attempt.number]
+            if attempt.report_at_s <= now + 1e-9 and attempt.rate > 0:
+                self._report(attempt)
+            known_s = attempt.group_since_s + max(self.costs.measure_s, 2 * true.report_s)
+            if true.reports and not attempt.measured and now >= known_s - 1e-9:
                 self._measure(attempt)
+
+    def _leave(self, attempt: _Attempt) -> None:
+        """Take a trial that was paused or stopped from its devices."""
+        number = attempt.number
+        self._saved_s[number] = self._remaining_s[number]
+        if attempt.ends_as is TrialState.PAUSED:
+            self._state[number] = TrialState.PAUSED
+        else:
+            self._stops += 1
+            self._end(number, attempt.ends_as)
+        self._remove_attempt(attempt)
+
+    def _report_interval_s(self, number: int) -> float:
+        """Return the time between two reports of a trial, s; 0: it is not followed one by one."""
+        true = self.trials[number]
+        return true.report_s or (self._query_every_s if true.curve else 0.0)
+
+    def _report(self, attempt: _Attempt) -> None:
+        """Take a report of a trial, with its metric."""
+        number, true = attempt.number, self.trials[attempt.number]
+        self._shown[number] = self._progress(number)
+        attempt.report_at_s = self.now_s + (self._report_interval_s(number) or math.inf)
+        if true.curve:
+            work, values = zip(*true.curve, strict=True)
+            step = round(self._progress(number) * true.seconds * float(self.profiles.alone[true.family]))
+            value = float(np.interp(self._progress(number), work, values))
+            self._curves[number].append(CurvePoint(step, self._ran_s[number], value))
+
+    def _see_memory(self, number: int) -> None:
+        """Take the memory of a trial as its peak, and that of its family, if it is larger."""
+        used_mib, family = self._memory_mib(number), self.trials[number].family
+        self._peak_mib[number] = max(used_mib, self._peak_mib[number] or 0.0)
+        self._family_peak_mib[family] = max(used_mib, self._family_peak_mib.get(family, 0.0))
+
+    def _grow(self) -> None:
+        """See how memory grew, and kill trials that exceed their limit or their device."""
+        growing = [
+            attempt
+            for attempt in self._running.values()
+            if attempt.computes and self.trials[attempt.number].first_memory < 1
+        ]
+        for attempt in growing:
+            self._see_memory(attempt.number)
+            if attempt.limit_mib is not None and self._memory_mib(attempt.number) > attempt.limit_mib - 1e-6:
+                self._kill(attempt)
+        for index, device in enumerate(self.devices if growing else ()):
+            there = [attempt for attempt in self._attempts_on[index] if self._growth_mib_s(attempt) > 0]
+            if there and self._used_on_mib(index) > device.memory_mib - 1e-6:
+                growth = np.array(list(map(self._growth_mib_s, there)))
+                self._kill(there[int(self._random.choice(len(there), p=growth / growth.sum()))])
 
     def _computing(self, index: int) -> list[_Attempt]:
         """Return the attempts on a device that neither start nor write a checkpoint."""
         return [attempt for attempt in self._attempts_on[index] if attempt.computes and attempt.paused_at_s == math.inf]
 
+    def _others(self, attempt: _Attempt) -> list[_Attempt]:
+        """Return the others on a trial's devices that are past their start."""
+        there = {other.number: other for index in attempt.devices for other in self._attempts_on[index]}
+        return [other for other in there.values() if other is not attempt and other.computes]
+
     def _fits(self, attempt: _Attempt) -> bool:
-        own = self.trials[attempt.number]
-        if attempt.limit_mib is not None and own.memory_mib > attempt.limit_mib + 1e-6:
+        own, own_mib = self.trials[attempt.number], self._memory_mib(attempt.number)
+        if attempt.limit_mib is not None and own_mib > attempt.limit_mib + 1e-6:
             return False
-        others = [other for other in self._attempts_on[attempt.device] if other is not attempt and other.computes]
-        total = own.memory_mib + sum(self.trials[other.number].memory_mib for other in others)
         speeds = self.profiles.beside
-        pairs = all(not math.isnan(speeds[own.family, self.trials[other.number].family]) for other in others)
-        return pairs and total <= self.devices[attempt.device].memory_mib + 1e-6
+        pairs = (speeds[own.family, self.trials[other.number].family] for other in self._others(attempt))
+        return not any(map(math.isnan, pairs)) and all(
+            own_mib + self._used_on_mib(index, without=attempt) <= self.devices[index].memory_mib + 1e-6
+            for index in attempt.devices
+        )
 
     def _kill(self, attempt: _Attempt) -> None:
-        number = attempt.number
-        device_mib = self.devices[attempt.device].memory_mib
-        others = [other for other in self._attempts_on[attempt.device] if other is not attempt and other.computes]
-        room_mib = device_mib - sum(self.trials[other.number].memory_mib for other in others)
+        number, true, others = attempt.number, self.trials[attempt.number], self._others(attempt)
+        device_mib = min(self.devices[index].memory_mib for index in attempt.devices)
+        if not others and true.memory_mib > device_mib:
+            raise RuntimeError(f"Trial {number} does not fit alone on {', '.join(self._device_names(attempt))}.")
+        room_mib = min(
+            self.devices[index].memory_mib - self._used_on_mib(index, without=attempt) for index in attempt.devices
+        )
         limit_mib = min(device_mib if attempt.limit_mib is None else attempt.limit_mib, room_mib)
-        if not others and self.trials[number].memory_mib > device_mib:
-            raise RuntimeError(f"Trial {number} does not fit alone on {self.devices[attempt.device].name}.")
         self._killed.append(number)
         self._killed_at_mib[number] = max(limit_mib, self._killed_at_mib[number] or 0.0)
         self._state[number] = TrialState.WAITING
-        if others and (attempt.limit_mib is None or self.trials[number].memory_mib <= attempt.limit_mib):
-            self._record_speed(self._names[self.trials[number].family], self._families_beside(attempt, others), 0.0)
+        if others and not attempt.computes and (attempt.limit_mib is None or true.memory_mib <= attempt.limit_mib):
+            self._record_speed(attempt, others, 0.0)
+        self._remaining_s[number] = self._saved_s[number]
         self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: _Attempt) -> None:
         del self._running[attempt.number]
-        self._attempts_on[attempt.device].remove(attempt)
-        self._update_rates(attempt.device)
+        for index in attempt.devices:
+            self._attempts_on[index].remove(attempt)
+        self._update_rates(attempt.devices)
 
-    def _update_rates(self, index: int) -> None:
-        """Update the rates of a device's trials after its group changed."""
-        for attempt in self._attempts_on[index]:
+    def _update_rates(self, indices: Iterable[int]) -> None:
+        """Update the rates of the trials on devices whose group changed."""
+        attempts = {attempt.number: attempt for index in indices for attempt in self._attempts_on[index]}
+        for attempt in attempts.values():
             if not attempt.computes or attempt.paused_at_s < math.inf:
                 attempt.rate = 0.0
-        computing = self._computing(index)
-        families = [self.trials[attempt.number].family for attempt in computing]
-        speeds, count = self.profiles.beside, len(computing)
-        for position, attempt in enumerate(computing):
-            if count == 1:
-                attempt.rate = 1.0
-            else:
-                beside = sum(speeds[families[position], other] for i, other in enumerate(families) if i != position)
-                attempt.rate = float(beside) / (count * (count - 1) / 2)
+                continue
+            attempt.rate = attempt.speed_up * min(self._rate_on(attempt, index) for index in attempt.devices)
             attempt.group_since_s, attempt.measured = self.now_s, False
 
-    def _families_beside(self, attempt: _Attempt, others: Iterable[_Attempt]) -> tuple[str, ...]:
-        return tuple(sorted(self._names[self.trials[other.number].family] for other in others if other is not attempt))
+    def _rate_on(self, attempt: _Attempt, index: int) -> float:
+        """Return a trial's speed on one device, as a share of that alone.
+
+        Where any trial has a share of the time, they take turns.
+        """
+        computing = self._computing(index)
+        given = {other.number: other.share for other in computing if other.share is not None}
+        if given:
+            total, without = sum(given.values()), len(computing) - len(given)
+            if attempt.share is None:
+                return max(0.0, 1 - total) / without
+            return attempt.share / (total if total > 1 or not without else 1.0)
+        if len(computing) == 1:
+            return 1.0
+        families = [self.trials[other.number].family for other in computing if other is not attempt]
+        beside = sum(self.profiles.beside[self.trials[attempt.number].family, other] for other in families)
+        return float(beside) / (len(computing) * (len(computing) - 1) / 2)
 
     def _measure(self, attempt: _Attempt) -> None:
         attempt.measured = True
-        computing = self._computing(attempt.device)
-        if any(other.computes and other not in computing for other in self._attempts_on[attempt.device]):
+        others = self._others(attempt)
+        if any(other.paused_at_s < math.inf for other in [attempt, *others]):
             return  # one of the group writes its checkpoint
-        family = self.trials[attempt.number].family
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
-        steps = attempt.rate * float(self.profiles.alone[family]) * max(0.5, noise)
-        self._record_speed(self._names[family], self._families_beside(attempt, computing), steps)
+        alone = float(self.profiles.alone[self.trials[attempt.number].family])
+        self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
         self._learn_length(attempt.number)
 
-    def _record_speed(self, family: str, beside: tuple[str, ...], steps_per_s: float) -> None:
-        total, samples = self._speed_sums.get((family, beside), (0.0, 0))
-        self._speed_sums[family, beside] = (total + steps_per_s, samples + 1)
+    def _record_speed(self, attempt: _Attempt, others: Iterable[_Attempt], steps_per_s: float) -> None:
+        beside = tuple(sorted(self._names[self.trials[other.number].family] for other in others))
+        key = (self._names[self.trials[attempt.number].family], beside, placement(self._device_names(attempt)))
+        total, samples = self._speed_sums.get(key, (0.0, 0))
+        self._speed_sums[key] = (total + steps_per_s, samples + 1)
         self._speeds, self._outdated = None, True
 
     def _learn_peak(self, number: int) -> None:
@@ -589,186 +707,3 @@ class SimulatedPool:
             true, started_s = self.trials[number], self._running[number].started_s
             self._family_lengths_s[family].append(true.seconds if true.reports else self.now_s - started_s)
             self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
-
-
-def share_fixed(together: int) -> Decide:
-    """Return the rule of a fixed number of trials on a device, started in order.
-
-    A trial that was killed for memory starts again alone on a device.
-    """
-
-    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
-        free = {device.name: min(together, device.slots) for device in snapshot.devices}
-        empty = dict.fromkeys(free, True)
-        for trial in snapshot.trials:
-            for name in trial.devices:
-                empty[name] = False
-                free[name] -= 1 if trial.out_of_memory_mib is None else together
-        actions: list[PoolAction] = []
-        for trial in snapshot.trials:
-            if trial.state is not TrialState.WAITING:
-                continue
-            alone = trial.out_of_memory_mib is not None
-            fitting = [name for name, slots in free.items() if (empty[name] if alone else slots > 0)]
-            if not fitting:
-                continue
-            name = max(fitting, key=lambda name: free[name])
-            free[name] -= together if alone else 1
-            empty[name] = False
-            actions.append(
-                StartTrial(
-                    number=trial.number, devices=(name,), memory_limit_mib=None, reason=f"up to {together} share"
-                )
-            )
-        return actions
-
-    return decide
-
-
-def with_true_values(
-    decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, lengths: bool = True
-) -> Decide:
-    """Return a rule that is given the true values from the start.
-
-    These are all speeds, the memory, and the length of each trial or, without ``lengths``, the mean of its family.
-    """
-    names = profiles.families
-    family_seconds: dict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        family_seconds[trial.family].append(trial.seconds)
-
-    def true_speed(family: int, beside: tuple[int, ...]) -> SharedSpeed:
-        share = 1.0 if not beside else float(profiles.beside[family, beside[0]])
-        steps_per_s = 0.0 if math.isnan(share) else share * float(profiles.alone[family])
-        others = tuple(names[other] for other in beside)
-        return SharedSpeed(family=names[family], beside=others, steps_per_s=steps_per_s, samples=1_000)
-
-    families = sorted(family_seconds)
-    speeds = (
-        *(true_speed(family, ()) for family in families),
-        *(true_speed(family, (other,)) for family in families for other in families),
-    )
-    forecasts = [
-        TrialForecast(
-            memory_p50_mib=trial.memory_mib,
-            memory_p95_mib=trial.memory_mib,
-            seconds_p50=trial.seconds if lengths else float(np.mean(family_seconds[trial.family])),
-        )
-        for trial in trials
-    ]
-
-    def with_truth(trial: Trial) -> Trial:
-        running = trial.state is TrialState.RUNNING
-        return replace(trial, forecast=forecasts[trial.number], steps_per_s=1.0 if running else None)
-
-    return lambda snapshot: decide(replace(snapshot, speeds=speeds, trials=tuple(map(with_truth, snapshot.trials))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolComparison:
-    """Outcomes of the same trials under several rules.
-
-    Attributes
-    ----------
-    outcomes : dict of str to PoolOutcome
-        By the rule's name: ``exclusive``, ``fixed 2`` and so on, the given ones, and ``oracle``.
-    bound_s : float
-        No schedule has a shorter makespan: the longest trial alone from its arrival, s.
-    oracle_plan : str
-        Plan that was the oracle's best.
-    """
-
-    outcomes: Mapping[str, PoolOutcome]
-    bound_s: float
-    oracle_plan: str
-
-    def share_of_gain(self, rule: str) -> float:
-        """Return the share of the oracle's gain that a rule reaches.
-
-        The gain is in makespan over exclusive; NaN without one.
-        """
-        exclusive, best = self.outcomes["exclusive"].makespan_s, self.outcomes["oracle"].makespan_s
-        gained = exclusive - self.outcomes[rule].makespan_s
-        return gained / (exclusive - best) if best < exclusive else math.nan
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, one object for each rule."""
-        shares = {name: self.share_of_gain(name) for name in self.outcomes}
-        return {
-            "bound_s": self.bound_s,
-            "oracle_plan": self.oracle_plan,
-            "rules": {
-                name: {key: _finite(value) for key, value in asdict(outcome).items() if key != "ended_s"}
-                | {"share_of_oracle_gain": _finite(shares[name])}
-                for name, outcome in self.outcomes.items()
-            },
-        }
-
-
-def compare_pool_rules(
-    trials: Sequence[SimulatedTrial],
-    devices: Sequence[Device],
-    profiles: PairProfiles,
-    *,
-    rules: Mapping[str, Decide],
-    planners: Mapping[str, Decide],
-    fixed: Sequence[int] = (2, 4, 8),
-    costs: PoolCosts | None = None,
-    seed: int = 0,
-    forecast: Forecast | None = None,
-    known_speeds: Sequence[SharedSpeed] = (),
-    progress: Callable[[str], None] = lambda _: None,
-) -> PoolComparison:
-    """Simulate a sweep under several rules of sharing devices.
-
-    Parameters
-    ----------
-    trials, devices, profiles, costs, seed, forecast, known_speeds
-        As of :class:`SimulatedPool`.
-    rules : mapping of str to Decide
-        Rules to compare, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
-    planners : mapping of str to Decide
-        Rules for the oracle, which get the true speeds, lengths and memory. The oracle is the best in makespan of them,
-        of the fixed rules, and of ``rules``, with the true values and without.
-    fixed : sequence of int
-        Numbers of trials that share a device under a fixed rule.
-    progress : callable
-        Called with the name of each rule before it runs.
-
-    Returns
-    -------
-    PoolComparison
-    """
-
-    def outcome(name: str, decide: Decide) -> PoolOutcome:
-        progress(name)
-        return SimulatedPool(
-            trials, devices, profiles, costs=costs, seed=seed, forecast=forecast, known_speeds=known_speeds
-        ).run(decide)
-
-    outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
-    outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}
-    outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
-    plans = dict(outcomes)
-    for name, decide in {**rules, **planners, "longest first": longest_first}.items():
-        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", with_true_values(decide, trials, profiles))
-    best = min(plans, key=lambda name: plans[name].makespan_s)
-    first = min((trial.arrives_s for trial in trials), default=0.0)
-    bound = max((trial.arrives_s + trial.seconds - first for trial in trials), default=0.0)
-    return PoolComparison(outcomes=outcomes | {"oracle": plans[best]}, bound_s=bound, oracle_plan=best)
-
-
-def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:
-    """Start the longest trials first, each alone on a device."""
-    taken = {name for trial in snapshot.trials for name in trial.devices}
-    free = [device.name for device in snapshot.devices if device.name not in taken]
-    waiting = [trial for trial in snapshot.trials if trial.state is TrialState.WAITING]
-    waiting.sort(key=lambda trial: (-(trial.forecast.seconds_p50 or 0.0), trial.number))
-    return [
-        StartTrial(number=trial.number, devices=(name,), memory_limit_mib=None, reason="the longest first")
-        for trial, name in zip(waiting, free, strict=False)
-    ]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,8 @@ from rich.markup import escape
 from helios.report.tables import plain_table
 from helios.training.model import Device
 from helios.training.report import memory_in_words
-from helios.training.simulator import PoolComparison, PoolOutcome
+from helios.training.sharing_rules import PoolComparison
+from helios.training.simulator import PoolOutcome
 from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0

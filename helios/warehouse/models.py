@@ -1,4 +1,4 @@
-"""Storage of trained models, and of the decisions about which one is used."""
+"""Storage of trained models, and of decisions which one is used."""
 
 from __future__ import annotations
 

@@ -46,16 +46,20 @@ class TrialStore:
                 for row in connection.execute(keys.where(table.c.pool == pool)).all():
                     rows.pop((row.pool, row.number, row.attempt), None)
             if rows:
-                connection.execute(sa.insert(table), list(rows.values()))
+                # Another pool of a shared folder may store the same ones just now.
+                connection.execute(self._bulk.insert_into(table).on_conflict_do_nothing(), list(rows.values()))
         return len(rows)
 
-    def trial_runs(self, *, user: str, program: str | None = None) -> list[TrialRun]:
-        """Return a user's last 20,000 runs of trials, oldest first.
+    def trial_runs(
+        self, *, user: str | None = None, program: str | None = None, pool: str | None = None
+    ) -> list[TrialRun]:
+        """Return the last 20,000 runs of trials, oldest first.
 
-        The last 1,000 have their curves.
+        They are those of a user, a program and a pool, where these are given. The last 1,000 have their curves.
         """
         table = schema.trial_runs
-        chosen = [table.c.user == user, *([] if program is None else [table.c.program == program])]
+        wanted = {"user": user, "program": program, "pool": pool}
+        chosen = [table.c[name] == value for name, value in wanted.items() if value is not None]
         order = [column.desc() for column in (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)]
         columns = [column for column in table.c if column.name != "curve"]
         runs = sa.select(*columns).where(*chosen).order_by(*order).limit(MOST_RUNS_READ)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ ADVICE_SHOWN = 20
 REPORT_KINDS = (".html", ".txt")
 """Suffixes of the files in the report folder that are listed."""
 
+WING_PAGES = ("helios.training.web_pages",)
+"""Modules of the wings with more routes, as ``ROUTES``."""
 WINDOW = ("from", "to")
 CHOICE = (*WINDOW, "user", "account", "partition")
 
@@ -452,5 +455,6 @@ ROUTES = (
         menu_name="Advice",
         for_users=True,
     ),
+    *(route for module in WING_PAGES for route in import_module(module).ROUTES),
     Route("/reports", "Reports and what-ifs that were written", reports_page, menu_name="Reports"),
 )

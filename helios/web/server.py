@@ -53,7 +53,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-LINKS = {"JobID": "/jobs/", "User": "/users/", "Node": "/nodes/", "Report": "/reports/"}
+LINKS = {"JobID": "/jobs/", "User": "/users/", "Node": "/nodes/", "Report": "/reports/", "Pool": "/pools/"}
 """Addresses of what stands in a column, by its head."""
 LABELS = {
     "from": "From",
@@ -296,7 +296,7 @@ def _page_response(
         lines=lines,
         menu=menu,
         here=request.url.path,
-        links={head: where for head, where in LINKS.items() if reader.is_admin or head == "JobID"},
+        links={head: where for head, where in LINKS.items() if reader.is_admin or head in {"JobID", "Pool"}},
         fields=[(name, LABELS[name], given.get(name, "")) for name in page.form_fields],
         user=reader.user,
         version=__version__,

@@ -82,7 +82,7 @@ class PageMissing(UsageError):
 
 
 class JobMissing(PageMissing):
-    """The reader has no such job, whether or not another user has it."""
+    """The reader has no such job, even if another user has."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"You have no job {job_id}.", hint="Only your own jobs are shown, new ones a little later.")

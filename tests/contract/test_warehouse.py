@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -42,13 +43,12 @@ from helios.model import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.ports import LONGEST_LEASE, Domain
 from helios.warehouse import LoadReport, Warehouse, control_state, engine
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
-from tests.builders import a_batch, a_job, jobs_frame
+from tests.builders import a_batch, a_job, a_trial_run, jobs_frame
 from tests.contract.test_migrations import revisions_after
 from tests.examples import examples
 
@@ -1192,28 +1192,6 @@ def test_a_cluster_with_a_lease_is_kept_until_it_runs_out(warehouse: Warehouse) 
             forbidden()
 
 
-def a_trial_run(number: int = 0, **values: Any) -> TrialRun:
-    usual: dict[str, Any] = {
-        "pool": "p",
-        "attempt": 1,
-        "program": "train.py",
-        "family": "train.py width=32",
-        "parameters": {"width": 32, "lr": 0.1, "kind": "\u00e9"},
-        "device_kind": "gpu",
-        "device_model": "V100",
-        "outcome": "finished",
-        "started_s": 1_600_000_000.25 + number,
-        "seconds": 100.5,
-        "energy_j": 2_000.0,
-        "speeds": (MeasuredSpeed(beside=("train.py width=64",), steps_per_s=4.5, seconds=60.0),),
-        "metrics": {"loss": 0.5},
-        "metric": "loss",
-        "direction": "minimize",
-        "curve": (CurvePoint(0, 1.5, 0.75), CurvePoint(9, 20.0, None), CurvePoint(10, 30.0, 0.1 + 0.2)),
-    }
-    return TrialRun(number=number, **(usual | values))
-
-
 def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None:
     runs = [
         a_trial_run(0),
@@ -1221,7 +1199,8 @@ def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None
         a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9),
     ]
     assert warehouse.add_trial_runs(runs, user="ann") == 3
-    assert warehouse.trial_runs(user="ann") == sorted(runs, key=lambda run: run.started_s)
+    stored = [replace(run, user="ann") for run in runs]
+    assert warehouse.trial_runs(user="ann") == sorted(stored, key=lambda run: run.started_s)
     assert warehouse.clusters().empty
 
 
@@ -1235,6 +1214,14 @@ def test_a_run_of_a_trial_is_stored_once(warehouse: Warehouse) -> None:
     warehouse.add_trial_runs([a_trial_run()], user="ann")
     assert warehouse.add_trial_runs([a_trial_run(seconds=1.0), a_trial_run(1)], user="ann") == 1
     assert [run.seconds for run in warehouse.trial_runs(user="ann")] == [100.5, 100.5]
+
+
+def test_runs_of_trials_are_those_of_a_pool(warehouse: Warehouse) -> None:
+    warehouse.add_trial_runs([a_trial_run()], user="ann")
+    warehouse.add_trial_runs([a_trial_run(1, pool="q")], user="bob")
+    assert [(run.number, run.user) for run in warehouse.trial_runs()] == [(0, "ann"), (1, "bob")]
+    assert [run.number for run in warehouse.trial_runs(pool="q")] == [1]
+    assert warehouse.trial_runs(user="ann", pool="q") == []
 
 
 def test_runs_of_trials_are_those_of_a_user_and_a_program(warehouse: Warehouse) -> None:

@@ -112,6 +112,41 @@ def test_a_trial_without_a_parameter_has_neither_its_word_nor_its_value(helios: 
     assert "<svg" in sweep.with_name("page.html").read_text()
 
 
+PRUNED = """
+import json, os, pathlib, sys, time
+x = float(sys.argv[1])
+def report(**fields):
+    with open(os.environ["HELIOS_REPORT"], "a") as file:
+        file.write(json.dumps(fields) + "\\n")
+report(step=0, accuracy=x / 2)
+report(step=1, accuracy=x)
+while x > 0.85 and not pathlib.Path(os.environ["HELIOS_REQUESTS"]).exists():
+    time.sleep(0.02)
+if x > 0.85:
+    report(answer="stop")
+"""
+
+
+def test_a_pruned_trial_is_shown_with_its_value_and_is_not_the_best(helios: Helios, sweep: Path) -> None:
+    (sweep.parent / "train.py").write_text(PRUNED)
+    sweep.write_text(
+        f'command = "{sys.executable} train.py {{x}}"\n[parameters]\nx = [0.9, 0.8, 0.7]\n'
+        '[search]\nmetric = "accuracy"\npruner = { name = "Threshold", upper = 0.85 }\n'
+    )
+    said = helios("pool", "run", sweep, "--report", "page.html")
+    found = result(helios("pool", "run", sweep, "--json"))
+    assert [(trial["state"], trial["value"]) for trial in found["trials"]] == [
+        ("pruned", 0.9),
+        ("finished", 0.8),
+        ("finished", 0.7),
+    ]
+    assert (found["best"]["number"], found["best"]["value"]) == (1, 0.8)
+    assert re.search(r"pruned +0\.9 ", said.out)
+    page = sweep.with_name("page.html").read_text()
+    assert "2 finished, 1 pruned; the best is trial 1 with 0.8" in page
+    assert re.search(r"<td[^>]*>pruned</td><td>0\.9</td>", page)
+
+
 def test_the_same_command_runs_no_trial_twice(helios: Helios, sweep: Path) -> None:
     first = result(helios("pool", "run", sweep, "--json"))
     again = result(helios("pool", "run", sweep, "--json"))

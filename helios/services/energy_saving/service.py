@@ -194,7 +194,7 @@ class Ces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pool:
-    """Use of a pool's serving nodes, its rule, and the nodes that change.
+    """Use of a pool's nodes, its rule, and nodes to change.
 
     ``peak`` is None where the use of the last time is not known, ``rule`` under the rule of the paper.
     """

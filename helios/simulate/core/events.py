@@ -1,4 +1,4 @@
-"""Event loop of a replay up to a moment or a service's decision.
+"""Event loop of a replay up to a moment or a decision.
 
 At each moment jobs end, then jobs arrive, then the scheduling passes that are due start jobs.
 

@@ -371,7 +371,7 @@ class FigureSource:
         self.audience = audience
         self.idle_beside = idle_beside
         self.unusable = unusable
-        self.findings = {finding.number: finding for finding in findings}
+        self.findings = {finding.question: finding for finding in findings}
         self.energy = energy or Energy()
 
     @cached_property

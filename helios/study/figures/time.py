@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.blocks import Question
 from helios.metrics.history import COMPLETED, NOT_ENDED, UNKNOWN, Floats, Seconds, share
 from helios.metrics.node_usage import NodeSeconds, energy_kwh
 from helios.study.figures.jobs import NO_STARTS, SPREAD, WAIT
@@ -297,7 +298,7 @@ def fragmentation(source: FigureSource) -> FigureData | str:
 
 def idle_nodes(source: FigureSource) -> FigureData | str:
     """Return idle spells of nodes and their energy."""
-    history, finding = source.history, source.findings.get(4)
+    history, finding = source.history, source.findings.get(Question.IDLE_NODES)
     if finding is None or finding.estimate.value is None:
         return finding.missing if finding is not None else NO_STARTS
     hours, served = (np.array(finding.parts[name]) for name in ("hours_by_block", "served_hours_by_block"))

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
-from helios.metrics.blocks import WEEK_HOURS, Finding, unknown_finding
+from helios.metrics.blocks import WEEK_HOURS, Finding, Question, unknown_finding
 from helios.metrics.capacity import LEAST_PLACED
 from helios.metrics.history import NEVER_S, Floats, Seconds, StudyHistory
 from helios.study.capacity import Capacity, HeldNodes, NodeShapes
@@ -48,6 +48,7 @@ REASONS = {
 POOLED, BOTH_S, MEASURED_S = range(3)
 """Columns with the measures over all pools: the smaller of all IDLE and all WAITING, seconds with both, seconds."""
 TOTALS = 3
+QUESTIONS = (Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE, Question.UNUSABLE_IDLE, Question.IDLE_BEHIND_OLDEST_JOB)
 MISSING_STARTS = "when jobs started"
 MISSING_CAPACITY = "what was in service"
 MISSING_PARTITIONS = "several partitions with nodes of their own"
@@ -179,9 +180,9 @@ def idle_beside_waiting(
         Result of :func:`idle_by_day`, which is computed if it is not given.
     """
     if not history.has_starts:
-        return tuple(unknown_finding(number, MISSING_STARTS) for number in (1, 2, 3))
+        return tuple(unknown_finding(question, MISSING_STARTS) for question in QUESTIONS)
     if not len(capacity.pools) or not capacity.total.any():
-        return tuple(unknown_finding(number, MISSING_CAPACITY) for number in (1, 2, 3))
+        return tuple(unknown_finding(question, MISSING_CAPACITY) for question in QUESTIONS)
     idle = idle or idle_by_day(history, capacity)
     weeks, hours_by_measure, nodes_known = history.weeks, idle.pools.sum(axis=(0, 1)) / HOUR_S, idle.level == "nodes"
     reasons = {name: float(hours_by_measure[list(columns)].sum()) / weeks for name, columns in REASONS.items()}
@@ -198,8 +199,8 @@ def idle_beside_waiting(
     }
     return (
         _finding_elsewhere(history, capacity, idle),
-        _finding(2, UNUSABLE, history, capacity, idle, more=unusable),
-        _finding(3, BEHIND_OLDEST, history, capacity, idle, more=behind_oldest),
+        _finding(Question.UNUSABLE_IDLE, UNUSABLE, history, capacity, idle, more=unusable),
+        _finding(Question.IDLE_BEHIND_OLDEST_JOB, BEHIND_OLDEST, history, capacity, idle, more=behind_oldest),
     )
 
 
@@ -430,7 +431,7 @@ def _machines(
 
 
 def _finding(
-    number: int, column: int, history: StudyHistory, capacity: Capacity, idle: IdleByDay, *, more: dict[str, Any]
+    question: Question, column: int, history: StudyHistory, capacity: Capacity, idle: IdleByDay, *, more: dict[str, Any]
 ) -> Finding:
     """Return the finding of one measure, in hours a week.
 
@@ -449,7 +450,7 @@ def _finding(
         "at_least": capacity.at_least,
     }
     return Finding(
-        number=number,
+        question=question,
         estimate=estimate,
         n=idle.waited,
         coverage=idle.coverage,
@@ -476,11 +477,24 @@ def _finding_elsewhere(history: StudyHistory, capacity: Capacity, idle: IdleByDa
             for place, name in enumerate(capacity.pools)
         },
     }
-    finding = _finding(1, LENT, history, capacity, idle, more=parts | {"upper_bound": idle.level == "counts"})
+    finding = _finding(
+        Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE,
+        LENT,
+        history,
+        capacity,
+        idle,
+        more=parts | {"upper_bound": idle.level == "counts"},
+    )
     if _has_others(capacity, idle):
         return finding
     parts = {**finding.parts, "share_of_service": None, "mean": None, "other_partition_fits": None}
-    return Finding(number=1, n=idle.waited, coverage=idle.coverage, missing=MISSING_PARTITIONS, parts=parts)
+    return Finding(
+        question=Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE,
+        n=idle.waited,
+        coverage=idle.coverage,
+        missing=MISSING_PARTITIONS,
+        parts=parts,
+    )
 
 
 def _has_others(capacity: Capacity, idle: IdleByDay) -> bool:

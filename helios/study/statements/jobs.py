@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.blocks import Estimate, Finding, local_edges, mean_levels, unknown_finding
+from helios.metrics.blocks import Estimate, Finding, Question, local_edges, mean_levels, unknown_finding
 from helios.metrics.history import (
     COMPLETED,
     FAILED,
@@ -76,12 +76,12 @@ def long_failures(history: StudyHistory) -> Finding:
     known = history.state != UNKNOWN
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
-        return unknown_finding(7, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.LONG_FAILURES, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
     failed = failed_late(history)
     by_nodes = failed & (history.state == NODE_FAILED)
     lost = history.hours_by_block(failed)
     return Finding(
-        number=7,
+        question=Question.LONG_FAILURES,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int((failed & (history.size > 0)).sum()),
         coverage=share(history.hours()[known], history.hours()),
@@ -100,9 +100,9 @@ def repeated_failures(history: StudyHistory) -> Finding:
     """
     known = (history.state != UNKNOWN) & (history.state != NOT_ENDED) & history.sized
     if not known.any():
-        return unknown_finding(8, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.REPEATED_FAILURES, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
     if not history.user.known.any():
-        return unknown_finding(8, "users", n=int(known.sum()), coverage=0.0)
+        return unknown_finding(Question.REPEATED_FAILURES, "users", n=int(known.sum()), coverage=0.0)
     before = last_alike(history)
     failed = (history.state == FAILED) | (history.state == NODE_FAILED)
     seen = known & (before >= 0)
@@ -112,11 +112,11 @@ def repeated_failures(history: StudyHistory) -> Finding:
     streak = failed & after_failure
     streak[streak] = after_failure[before[streak]]
     if not (after_failure & seen).any():
-        return unknown_finding(8, "failed jobs that were repeated", n=0, coverage=1.0)
+        return unknown_finding(Question.REPEATED_FAILURES, "failed jobs that were repeated", n=0, coverage=1.0)
     hours = history.hours_by_block(history.state != UNKNOWN)
     lost = history.hours_by_block(streak)
     return Finding(
-        number=8,
+        question=Question.REPEATED_FAILURES,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int((after_failure & seen).sum()),
         coverage=float(seen.sum() / max(1, history.sized.sum())),
@@ -135,12 +135,14 @@ def hours_at_limit(history: StudyHistory) -> Finding:
     known = (history.state != UNKNOWN) | limited
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
-        return unknown_finding(9, "time limits and how jobs ended", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(
+            Question.HOURS_AT_TIME_LIMIT, "time limits and how jobs ended", n=int(history.sized.sum()), coverage=0.0
+        )
     at_limit = reached_limit(history)
     lost = history.hours_by_block(at_limit)
     again = at_limit & (next_alike(history) <= SENT_AGAIN_S) if history.user.known.any() else None
     return Finding(
-        number=9,
+        question=Question.HOURS_AT_TIME_LIMIT,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int((at_limit & (history.size > 0)).sum()),
         coverage=share(history.hours()[known], history.hours()),
@@ -158,7 +160,9 @@ def long_limits(history: StudyHistory) -> Finding:
     chosen = history.sized & ended & limited & (np.nan_to_num(history.run_time_s) > 0)
     unlimited = history.sized & np.isinf(history.time_limit_s)
     if not chosen.any():
-        return unknown_finding(10, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(
+            Question.LONG_TIME_LIMITS, "time limits of jobs with a known end", n=int(history.sized.sum()), coverage=0.0
+        )
     ratio = history.time_limit_s[chosen] / history.run_time_s[chosen]
     hours = history.size[chosen] * history.run_time_s[chosen] / HOUR_S
     code = history.partition.code[chosen]
@@ -175,7 +179,7 @@ def long_limits(history: StudyHistory) -> Finding:
         )
     found.sort(key=lambda row: (-row["hours"], row["partition"]))
     return Finding(
-        number=10,
+        question=Question.LONG_TIME_LIMITS,
         estimate=history.blocks.weighted_median(ratio, history.submitted_s[chosen], hours).bounded(),
         n=int(chosen.sum()),
         coverage=float(chosen.sum() / max(1, (history.sized & ended).sum())),
@@ -194,14 +198,16 @@ def lost_to_requeues(history: StudyHistory) -> Finding:
     submission, before the last run of a job.
     """
     if not (history.restart > 0).any():
-        return unknown_finding(19, "runs that were started again", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(
+            Question.REQUEUES, "runs that were started again", n=int(history.sized.sum()), coverage=0.0
+        )
     again = started_again(history)
     until_s = np.where(history.ended_s < NEVER_S, history.ended_s, np.maximum(history.end_s, history.started_s))
     held_s = np.where(history.started_s < NEVER_S, until_s - history.started_s, np.nan_to_num(history.run_time_s))
     held = history.size * held_s / HOUR_S
     lost, hours = (history.blocks.sum(history.submitted_s, of_runs) for of_runs in (np.where(again, held, 0), held))
     return Finding(
-        number=19,
+        question=Question.REQUEUES,
         estimate=history.blocks.ratio(lost, hours).bounded(most=1.0),
         n=int(again.sum()),
         coverage=1.0,
@@ -237,19 +243,19 @@ def concentration(history: StudyHistory) -> Finding:
     """Return the share of hours of the top 5 % of users."""
     hours, known = history.hours(), history.user.known
     if not known.any():
-        return unknown_finding(11, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.CONCENTRATION, "users", n=int(history.sized.sum()), coverage=0.0)
     by_user = history.user.sum(hours)
     active = by_user > 0
     n = int(active.sum())
     if n < FEWEST_USERS:
-        return unknown_finding(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
+        return unknown_finding(Question.CONCENTRATION, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
     table = history.hours_of_groups(history.user.code, len(history.user.values))[active]
     total = by_user[active]
     without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
     top = np.argsort(-by_user, kind="stable")[: top_count(n)]
     waited = history.user.sum(history.waited_hours) if history.has_starts else None
     return Finding(
-        number=11,
+        question=Question.CONCENTRATION,
         estimate=history.blocks.estimate(top_share(total), np.array(without)).bounded(most=1.0),
         n=n,
         coverage=share(hours[known], hours),
@@ -287,7 +293,7 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
     """
     chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
     if not chosen.any():
-        return unknown_finding(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.WHO_WAITS, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
     spent, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
     short = run_time_s <= np.median(run_time_s)
@@ -302,7 +308,7 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
         for number, name in enumerate(SIZE_CLASSES)
     }
     return Finding(
-        number=12,
+        question=Question.WHO_WAITS,
         estimate=history.blocks.quantile(spent[short], submitted_s[short], 0.5).bounded(most=1.0),
         n=int(chosen.sum()),
         coverage=float(chosen.sum() / max(1, _first_runs(history).sum())),
@@ -329,7 +335,9 @@ def short_behind_long(history: StudyHistory) -> Finding:
     """
     ran = np.nan_to_num(history.run_time_s) > 0
     if not (history.has_starts and (history.sized & ran).any()):
-        return unknown_finding(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(
+            Question.SHORT_BEHIND_LONG, "when jobs started", n=int(history.sized.sum()), coverage=0.0
+        )
     edges_s = history.step_edges_s
     until_s = history.waiting_until_s
     counted = (history.restart == 0) & (until_s >= 0)
@@ -346,11 +354,11 @@ def short_behind_long(history: StudyHistory) -> Finding:
         short_waiting += short
         behind += short * np.divide(held_by_long, in_use, out=np.zeros_like(in_use), where=in_use > 0)
     if not waiting.any():
-        return unknown_finding(13, "jobs that waited", n=0, coverage=1.0)
+        return unknown_finding(Question.SHORT_BEHIND_LONG, "jobs that waited", n=0, coverage=1.0)
     lasted_s = np.diff(edges_s)
     by_block = [history.blocks.sum(edges_s[:-1], level * lasted_s) for level in (behind, waiting)]
     return Finding(
-        number=13,
+        question=Question.SHORT_BEHIND_LONG,
         estimate=history.blocks.ratio(*by_block).bounded(most=1.0),
         n=int((history.sized & ran & (history.run_time_s < SHORT_S)).sum()),
         coverage=float((history.sized & ran).sum() / max(1, history.sized.sum())),
@@ -365,7 +373,7 @@ def repetition(history: StudyHistory) -> Finding:
     predictions reach, since they also learn from other jobs.
     """
     if not history.user.known.any():
-        return unknown_finding(14, "users", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.REPETITION, "users", n=int(history.sized.sum()), coverage=0.0)
     before, chosen = last_alike(history), history.sized & history.user.known
     repeats = chosen & (before >= 0)
     both = repeats & np.isfinite(history.run_time_s)
@@ -373,9 +381,11 @@ def repetition(history: StudyHistory) -> Finding:
     both &= np.isfinite(last_s)
     estimate = history.blocks.rank_correlation(history.run_time_s[both], last_s[both], history.submitted_s[both])
     if estimate.value is None:
-        return unknown_finding(14, "repeated jobs with different run times", n=int(both.sum()), coverage=0.0)
+        return unknown_finding(
+            Question.REPETITION, "repeated jobs with different run times", n=int(both.sum()), coverage=0.0
+        )
     return Finding(
-        number=14,
+        question=Question.REPETITION,
         estimate=estimate.bounded(-1.0, 1.0),
         n=int(both.sum()),
         coverage=float(both.sum() / max(1, history.sized.sum())),
@@ -394,13 +404,13 @@ def bursts(history: StudyHistory) -> Finding:
     hours = np.arange(history.first_s // HOUR_S * HOUR_S, history.end_s + HOUR_S, HOUR_S)
     counts = np.histogram(history.submitted_s[chosen], bins=hours)[0].astype(np.float64)
     if len(counts) < 2 or not counts.any():
-        return unknown_finding(15, "more than an hour of submissions", n=int(chosen.sum()))
+        return unknown_finding(Question.BURSTS, "more than an hour of submissions", n=int(chosen.sum()))
     array = history.jobs["array_job_id"]
     is_array = array.notna().to_numpy() if array.notna().any() else None
     block = np.maximum(history.blocks.number(np.maximum(hours[:-1], history.first_s)), 0)
     without = [dispersion(counts[block != one]) for one in np.unique(block)]
     return Finding(
-        number=15,
+        question=Question.BURSTS,
         estimate=history.blocks.estimate(dispersion(counts), np.array(without)).bounded(),
         n=int(chosen.sum()),
         coverage=1.0,
@@ -433,20 +443,20 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
         Size of an ordinary GPU node. None where unknown.
     """
     if history.resource != "gpus":
-        return unknown_finding(16, "jobs with GPUs", n=0)
+        return unknown_finding(Question.ONE_GPU_JOBS, "jobs with GPUs", n=0)
     single = history.size == 1
     known = [(history.cpus, node_cpus), (history.memory_mib, node_memory_mib)]
     limits = [held <= SMALL_PART * whole for held, whole in known if whole is not None and np.isfinite(held).any()]
     hours, of_single = history.hours_by_block(), history.hours_by_block(single)
     small = history.hours_by_block(single & np.logical_and.reduce(limits)) if limits else None
     if hours.sum() <= 0:
-        return unknown_finding(16, "run times", n=int(history.sized.sum()), coverage=0.0)
+        return unknown_finding(Question.ONE_GPU_JOBS, "run times", n=int(history.sized.sum()), coverage=0.0)
     repeated: list[float | None] = [None, None]
     if history.user.known.any():
         trials, held = find_trials(history), history.hours()
         repeated = [share(held * ((group >= 0) & single), held) for group in (trials.sure, trials.possible)]
     return Finding(
-        number=16,
+        question=Question.ONE_GPU_JOBS,
         estimate=history.blocks.ratio(of_single, hours).bounded(most=1.0),
         n=int((history.sized & single).sum()),
         coverage=1.0,
@@ -469,7 +479,7 @@ def drift(history: StudyHistory) -> Finding:
     of_week = np.bincount(week[chosen], minlength=len(edges_s))
     weeks = [int(number) for number in whole if of_week[number]]
     if len(weeks) < 2:
-        return unknown_finding(18, "two whole weeks with run times", n=int(chosen.sum()))
+        return unknown_finding(Question.DRIFT, "two whole weeks with run times", n=int(chosen.sum()))
     run_times = np.floor(np.log2(np.maximum(np.nan_to_num(history.run_time_s), 1))).astype(np.int64)
     sizes = np.ceil(np.log2(np.maximum(history.size, 1))).astype(np.int64)
     changes = _changes(run_times[chosen], week[chosen], weeks)
@@ -478,7 +488,7 @@ def drift(history: StudyHistory) -> Finding:
     inside = week >= 0
     by_week = np.bincount(week[inside], hours[inside], len(edges_s))[weeks].tolist()
     return Finding(
-        number=18,
+        question=Question.DRIFT,
         estimate=Estimate(value=float(changes.mean()), low=low, high=high).bounded(most=1.0),
         n=len(weeks),
         coverage=float(chosen.sum() / max(1, history.sized.sum())),

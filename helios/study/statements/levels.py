@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.metrics.blocks import WEEK_HOURS, Blocks, Estimate, Finding, unknown_finding
+from helios.metrics.blocks import WEEK_HOURS, Blocks, Estimate, Finding, Question, unknown_finding
 from helios.metrics.history import NEVER_S, Flags, Floats, Seconds, StudyHistory, share
 from helios.metrics.node_usage import BusyIntervals
 from helios.study.capacity import Capacity, NodeShapes, peak_in_steps
@@ -35,7 +35,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     Nodes that are out of service are neither idle nor counted.
     """
     if not history.has_starts:
-        return unknown_finding(4, MISSING_STARTS)
+        return unknown_finding(Question.IDLE_NODES, MISSING_STARTS)
     placement = capacity.placement
     if placement is None or capacity.nodes is None:
         return _idle_nodes_at_least(history, capacity)
@@ -90,7 +90,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
 def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return finding 5, the mean share in use and its swing."""
     if missing := _missing_levels(history, capacity):
-        return unknown_finding(5, missing)
+        return unknown_finding(Question.UTILIZATION, missing)
     used, served = _by_block(history, capacity)
     edges_s = history.step_edges_s
     begins_s, in_service = edges_s[:-1], capacity.in_service(edges_s)
@@ -100,7 +100,7 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     known = by_hour[np.isfinite(by_hour)]
     low, high = (history.blocks.quantile(share, begins_s, at).bounded() for at in (0.05, 0.95))
     return Finding(
-        number=5,
+        question=Question.UTILIZATION,
         estimate=history.blocks.ratio(used.sum(axis=0), served.sum(axis=0)).bounded(),
         n=int(((history.hours() > 0) & (capacity.pools_of(history) >= 0)).sum()),
         coverage=_coverage(history, capacity),
@@ -119,11 +119,11 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
 def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return finding 6, the imbalance between partitions, weighted by capacity."""
     if missing := _missing_levels(history, capacity):
-        return unknown_finding(6, missing)
+        return unknown_finding(Question.IMBALANCE, missing)
     used, served = _by_block(history, capacity)
     in_service = served.sum(axis=1) > 0
     if in_service.sum() < 2:
-        return unknown_finding(6, MISSING_PARTITIONS, n=int(in_service.sum()))
+        return unknown_finding(Question.IMBALANCE, MISSING_PARTITIONS, n=int(in_service.sum()))
     used, served = used[in_service], served[in_service]
     names = [name for name, is_served in zip(capacity.pools, in_service, strict=True) if is_served]
     filled = np.flatnonzero(served.sum(axis=0) > 0)
@@ -133,7 +133,7 @@ def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
     shares, weight = total_used / total_served, total_served / total_served.sum()
     large = shares[weight >= LEAST_CAPACITY]
     return Finding(
-        number=6,
+        question=Question.IMBALANCE,
         estimate=history.blocks.estimate(_deviation(total_used, total_served), leave_one_out).bounded(),
         n=len(names),
         coverage=_coverage(history, capacity),
@@ -163,9 +163,9 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
     hours, all_hours = history.hours_by_block(long), history.hours_by_block()
     estimate = history.blocks.ratio(hours, all_hours).bounded(0.0, 1.0)
     if estimate.value is None:
-        return unknown_finding(17, "run times of jobs")
+        return unknown_finding(Question.LARGE_AND_LONG_JOBS, "run times of jobs")
     return Finding(
-        number=17,
+        question=Question.LARGE_AND_LONG_JOBS,
         estimate=estimate,
         n=int((long & (history.size > 0) & (history.hours() > 0)).sum()),
         coverage=float(
@@ -185,12 +185,12 @@ def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
     job is taken to hold the nodes that it requested, alone, if all nodes of its partition have GPUs.
     """
     if history.resource != "gpus":
-        return unknown_finding(20, MISSING_GPUS)
+        return unknown_finding(Question.CPU_JOBS_ON_GPU_NODES, MISSING_GPUS)
     if not history.has_starts:
-        return unknown_finding(20, MISSING_STARTS)
+        return unknown_finding(Question.CPU_JOBS_ON_GPU_NODES, MISSING_STARTS)
     placement, nodes = capacity.placement, capacity.nodes
     if nodes is None:
-        return unknown_finding(20, MISSING_NODES)
+        return unknown_finding(Question.CPU_JOBS_ON_GPU_NODES, MISSING_NODES)
     if placement is None:
         return _cpu_jobs_by_partition(history, capacity, nodes)
     node_number = pd.Index(nodes.names).get_indexer(pd.Index(placement.names)).astype(np.int64)[placement.node]
@@ -226,7 +226,7 @@ def _idle_finding(
     """Return finding 4 from node seconds idle and in service by block."""
     idle_s, served_s = by_block
     return Finding(
-        number=4,
+        question=Question.IDLE_NODES,
         estimate=history.blocks.ratio(idle_s, served_s).bounded(0.0, 1.0),
         n=n,
         coverage=coverage,
@@ -252,7 +252,7 @@ def _idle_nodes_at_least(history: StudyHistory, capacity: Capacity) -> Finding:
     per_node = np.array(capacity.units_per_node, dtype=np.float64)
     per_node = np.maximum(per_node, 1.0) if capacity.source == "given" else per_node
     if not len(per_node) or not (per_node > 0).all() or not capacity.total.any():
-        return unknown_finding(4, MISSING_NODES)
+        return unknown_finding(Question.IDLE_NODES, MISSING_NODES)
     edges_s, pool = history.step_edges_s, capacity.pools_of(history)
     length_s = np.diff(edges_s)
     idle_s, units_s, n_spells, nodes = np.zeros(len(length_s)), 0.0, 0, 0
@@ -303,7 +303,7 @@ def _cpu_jobs_by_partition(history: StudyHistory, capacity: Capacity, nodes: Nod
     ran = history.without & (history.started_s < history.end_s) & (history.ended_s > history.first_s)
     share_with = np.append(nodes.share_with, np.nan)[history.partition.code]
     if (ran & (share_with != 0) & (share_with != 1)).any():
-        return unknown_finding(20, MISSING_NODES, n=int(ran.sum()))
+        return unknown_finding(Question.CPU_JOBS_ON_GPU_NODES, MISSING_NODES, n=int(ran.sum()))
     cpu_jobs = np.flatnonzero(ran & (share_with == 1))
     requested = history.nodes[cpu_jobs]
     shared = nodes.member.astype(np.int64)
@@ -357,7 +357,7 @@ def _beside_queue(
     all_hours = history.blocks.spread(begins_s, ends_s, nodes) / HOUR_S
     estimate = history.blocks.ratio(while_waiting / HOUR_S, history.blocks.seconds / (WEEK_HOURS * HOUR_S)).bounded()
     return Finding(
-        number=20,
+        question=Question.CPU_JOBS_ON_GPU_NODES,
         estimate=estimate,
         n=n,
         coverage=coverage,

@@ -11,6 +11,7 @@ except ImportError as reason:
 
 from helios.training.fused.configurations import epoch_order, make_optimizer
 from helios.training.fused.lightning import from_lightning
+from helios.training.fused.loaders import epoch_batches
 from helios.training.fused.memory import models_that_fit, peak_bytes
 from helios.training.fused.trainer import Epoch, Finished, FusedTrainer
 
@@ -18,6 +19,7 @@ __all__ = [
     "Epoch",
     "Finished",
     "FusedTrainer",
+    "epoch_batches",
     "epoch_order",
     "from_lightning",
     "make_optimizer",

@@ -7,20 +7,19 @@ from functools import partial
 
 import torch
 
+from helios.training.fused.batches import Batch
 from helios.training.fused.configurations import make_member
 from helios.training.fused.models import Models
 from helios.training.fused.stack import RECORDED, Stack
 from helios.training.fused.ways import CannotFuse, fastest, silence_warnings
 
 
-def choose_way(
-    stack: Stack, models: Models, inputs: list[torch.Tensor], target: torch.Tensor, *, compiles: bool
-) -> dict[str, float]:
+def choose_way(stack: Stack, models: Models, batch: Batch, *, compiles: bool) -> dict[str, float]:
     """Choose the fastest way by measuring all, and return their times.
 
     Parameters
     ----------
-    inputs, target : list of Tensor, Tensor
+    batch : list of Tensor
         A batch of each model.
     compiles : bool
         Whether ``compiled`` is measured too.
@@ -40,12 +39,12 @@ def choose_way(
 
     def one_alone() -> None:
         for _ in range(in_a_row):
-            separate.take_step(member, model, [tensor[0] for tensor in inputs], target[0])
+            separate.take_step(member, model, [tensor[0] for tensor in batch])
         _wait(models.device)
 
     def all_by(way: str) -> None:
         stack.way = way
-        stack.step(inputs, target, 0)
+        stack.step(batch, 0)
         _wait(models.device)
 
     ways: dict[str, Callable[[], None]] = {"serial": one_alone, "vmap": partial(all_by, "vmap")}

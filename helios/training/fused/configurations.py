@@ -38,8 +38,8 @@ SCHEDULES: dict[str, tuple[Callable[..., Any], str]] = {
 }
 """Schedules, and whether each moves on at a step or at the end of an epoch, as PyTorch's documentation uses them."""
 
-OTHER_KEYS = ("groups", "schedule", "seed", "data_seed", "clip_norm", "early_stopping", "steps", "model")
-NOT_FUSIBLE = ("batch_size", "optimizer", "loss", "data", "precision", "device", "amsgrad", "epochs")
+OTHER_KEYS = ("groups", "schedule", "seed", "data_seed", "clip_norm", "early_stopping", "steps", "epochs", "model")
+NOT_FUSIBLE = ("batch_size", "optimizer", "loss", "data", "precision", "device", "amsgrad")
 """Keys that all models of a fused run have in common."""
 
 
@@ -59,6 +59,7 @@ class Configuration:
     patience: float
     min_delta: float
     steps: float
+    epochs: float
 
     @property
     def draws_seed(self) -> int:
@@ -92,6 +93,8 @@ class Member:
     schedules: list[Schedule]
     groups: list[int] = field(default_factory=list)
     step: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch, that is next
     scale: float = 65_536.0  # the first scale of torch.amp.GradScaler
     steps_without_overflow: int = 0
     best: float = math.inf
@@ -101,7 +104,17 @@ class Member:
     order_epoch: int = -1
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    PROGRESS = ("step", "scale", "steps_without_overflow", "best", "epochs_without_gain", "alive", "history")
+    PROGRESS = (
+        "step",
+        "epoch",
+        "batch",
+        "scale",
+        "steps_without_overflow",
+        "best",
+        "epochs_without_gain",
+        "alive",
+        "history",
+    )
 
     def __post_init__(self) -> None:
         owner = {id(own): at for at, group in enumerate(self.optimizer.param_groups) for own in group["params"]}
@@ -170,6 +183,7 @@ def check_configuration(number: int, given: Mapping[str, Any], optimizer: str) -
         patience=(given.get("early_stopping") or {}).get("patience", math.inf),
         min_delta=(given.get("early_stopping") or {}).get("min_delta", 0.0),
         steps=math.inf if (steps := given.get("steps")) is None else steps,
+        epochs=math.inf if (epochs := given.get("epochs")) is None else epochs,
     )
     _refuse_keys(configuration, given, (*own_keys, *OTHER_KEYS))
     for group in configuration.groups:
@@ -177,7 +191,7 @@ def check_configuration(number: int, given: Mapping[str, Any], optimizer: str) -
         if not group.get("parameters"):
             raise configuration.invalid("groups", "a group names no parameters.", "Add 'parameters': ['*.bias'].")
     _refuse_keys(configuration, given.get("early_stopping") or {}, ("patience", "min_delta"))
-    for key in ("clip_norm", "patience", "steps"):
+    for key in ("clip_norm", "patience", "steps", "epochs"):
         if not getattr(configuration, key) > 0:
             raise configuration.invalid(key, f"{getattr(configuration, key)} is not above 0.", "Leave it out for none.")
     for key in ("seed", "data_seed"):

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from helios.errors import HeliosError
+from helios.training.fused.objective import Loss
 from helios.training.fused.stack import OutOfMemory
 from helios.training.fused.trainer import FusedTrainer
-from helios.training.fused.ways import Loss
 
 
 class MemoryCount(TorchDispatchMode):  # type: ignore[misc]  # because torch is not followed: it is optional
@@ -54,8 +54,8 @@ class MemoryCount(TorchDispatchMode):  # type: ignore[misc]  # because torch is 
 def peak_bytes(
     n_models: int,
     build: Callable[[Mapping[str, Any]], nn.Module],
-    loss: Loss,
-    data: tuple[Any, torch.Tensor],
+    loss: Loss | None,
+    data: Any,
     configuration: Mapping[str, Any],
     *,
     steps: int = 2,
@@ -83,8 +83,8 @@ def peak_bytes(
 def models_that_fit(
     memory_bytes: int,
     build: Callable[[Mapping[str, Any]], nn.Module],
-    loss: Loss,
-    data: tuple[Any, torch.Tensor],
+    loss: Loss | None,
+    data: Any,
     configuration: Mapping[str, Any],
     *,
     most: int = 1_024,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import nn
 
 from helios.errors import UsageError
-from helios.training.fused.batches import Batches
+from helios.training.fused.batches import Batch, Batches
 from helios.training.fused.configurations import Configuration, check_configuration, make_member
+from helios.training.fused.objective import Objective
 from helios.training.fused.stack import (
     Separate,
     Stack,
@@ -22,19 +24,14 @@ from helios.training.fused.stack import (
     settings_of,
 )
 from helios.training.fused.ways import (
-    Loss,
     Obstacle,
     autocast,
-    check_loss,
     exact_convolutions,
     find_failure,
     find_sparse,
-    mean_loss,
     silence_warnings,
 )
 
-SAMPLES_TO_CHECK = 16
-"""Most samples of the batch with which it is checked whether a model can be fused."""
 AGREES_WITHIN = {torch.float64: 1e-8, torch.float32: 5e-3}
 """Largest difference between fused and separate gradients, as part of the largest gradient: rounding, not a fault."""
 
@@ -64,7 +61,7 @@ class Models:
     def __init__(
         self,
         build: Callable[[Mapping[str, Any]], nn.Module],
-        loss: Loss,
+        objective: Objective,
         optimizer: str,
         *,
         device: torch.device,
@@ -72,7 +69,7 @@ class Models:
         first: Configuration,
         batches: Batches,
     ) -> None:
-        self.loss, self.device, self.precision = loss, device, precision
+        self.objective, self.device, self.precision = objective, device, precision
         self._build, self._optimizer, self._first = build, optimizer, first.given
         self.template = self.make_model(first.given, first.seed)
         self.settings = settings_of(self.template)
@@ -88,7 +85,7 @@ class Models:
         """Return an empty stack, which trains models together."""
         return Stack(
             self.template,
-            self.loss,
+            self.objective,
             self._optimizer,
             device=self.device,
             precision=self.precision,
@@ -98,7 +95,7 @@ class Models:
 
     def make_separate(self) -> Separate:
         """Return an empty engine, which trains models one after another."""
-        return Separate(self.loss, device=self.device, precision=self.precision, is_random=self.is_random)
+        return Separate(self.objective, device=self.device, precision=self.precision, is_random=self.is_random)
 
     def separate(self, stack: Stack) -> Separate:
         """Return the models of a stack as they are, each for itself."""
@@ -117,7 +114,8 @@ class Models:
 
         A step of two of them is tried, and compared with separate steps.
         """
-        if seen := self._visible_obstacles():
+        two = batches.samples_to_check()
+        if seen := self._visible_obstacles(two[0]):
             return seen
         configuration = check_configuration(0, {}, self._optimizer)
         stack = self.make_stack()
@@ -125,50 +123,51 @@ class Models:
         models = [self.make_model(self._first, seed) for seed in seeds]
         for model in models:
             stack.add(make_member(configuration, stack.parameters_of(model)), model, None)
-        size = min(batches.size, SAMPLES_TO_CHECK)
-        inputs = [torch.stack([tensor[:size], tensor[-size:]]) for tensor in batches.inputs]
-        target = torch.stack([batches.target[:size], batches.target[-size:]])
+        batch = [torch.stack(leaves) for leaves in zip(*two, strict=True)]
         with isolate_random_state(self.device), silence_warnings(), exact_convolutions(self.device):
-            obstacle = find_failure(self.template, lambda: stack.compute_gradients(inputs, target, 0))
+            with redirect_stdout(StringIO()) as printed:
+                obstacle = find_failure(self.template, lambda: stack.compute_gradients(batch, 0))
             if obstacle:
                 return [obstacle]
+            if printed.getvalue():
+                return [Obstacle("the model or the step", "it prints, which would be done once for all models")]
             if self.is_random:  # then two steps differ by their random numbers
                 return []
             for row, model in enumerate(models):
                 with autocast(self.device, self.precision):
-                    value = mean_loss(self.loss, model(*(tensor[row] for tensor in inputs)), target[row])
+                    value, _ = self.objective(model, two[row])
                 (value * 65_536.0 if self.precision is torch.float16 else value).backward()
                 if wrong := self._first_mismatch(stack, row, model):
                     return [Obstacle(wrong, "fused, it changes in another way than alone")]
         return []
 
-    def _visible_obstacles(self) -> list[Obstacle]:
+    def _visible_obstacles(self, batch: Batch) -> list[Obstacle]:
         """Return what stands in the way without a trial."""
         obstacles = find_sparse(self.template)
-        kinds = {own.dtype for _, own in named_trained(self.template)}
-        if len(kinds) > 1:
+        if kinds := sorted({type(leaf).__name__ for leaf in batch if not isinstance(leaf, torch.Tensor)}):
+            obstacles.append(Obstacle("the batch", f"it holds what is no tensor: {', '.join(kinds)}"))
+        for name in self.objective.constants:
+            obstacles.append(Obstacle("the step", f"its metric {name!r} is no tensor"))
+        dtypes = {own.dtype for _, own in named_trained(self.template)}
+        if len(dtypes) > 1:
             obstacles.append(
-                Obstacle("the model itself", f"its parameters are of several types, {sorted(map(str, kinds))}")
+                Obstacle("the model itself", f"its parameters are of several types, {sorted(map(str, dtypes))}")
             )
-        if (name := changed_attribute(self.settings, self.template)) is not None:
-            obstacles.append(Obstacle(name, "it is no tensor, and changes as the model runs"))
+        if (changed := changed_attribute(self.settings, self.template)) is not None:
+            obstacles.append(Obstacle(changed, "it is no tensor, and changes as the model runs"))
         return obstacles
 
     def _look_at_model(self, batches: Batches) -> tuple[bool, set[str]]:
         """Return whether a step draws random numbers, and the unused parameters."""
         if not named_trained(self.template):
             raise UsageError("The model has no parameters to train.", hint="See requires_grad.")
-        size = min(batches.size, SAMPLES_TO_CHECK)
-        inputs, target = [tensor[:size] for tensor in batches.inputs], batches.target[:size]
+        batch, _ = batches.samples_to_check()
         kept = [tensor.clone() for _, tensor in named_untrained(self.template)]
         with isolate_random_state(self.device):
             seed_device(self.device, 0)
             before = _random_state(self.device)
             with autocast(self.device, self.precision):
-                output = self.template(*inputs)
-                with torch.no_grad():
-                    check_loss(self.loss, output, target, size)
-                value = mean_loss(self.loss, output, target)
+                value = self.objective.check(self.template, batch)
             is_random = not torch.equal(before, _random_state(self.device))
         names = [name for name, _ in named_trained(self.template)]
         found = torch.autograd.grad(value, [own for _, own in named_trained(self.template)], allow_unused=True)

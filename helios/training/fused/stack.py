@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -23,8 +23,10 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from helios.errors import HeliosError
+from helios.training.fused.batches import Batch, is_ragged
 from helios.training.fused.configurations import Member, mix_seeds
-from helios.training.fused.ways import Functional, Loss, Recording, Step, autocast, mean_loss, own_copy, trace
+from helios.training.fused.objective import Objective, count_samples
+from helios.training.fused.ways import Functional, Recording, Step, autocast, own_copy, trace
 
 BLOCK = {"cpu": 2**20}
 BLOCK_ELSEWHERE = 2**26
@@ -42,14 +44,12 @@ STATE = {
 """Arrays that an optimiser keeps, by the names that they have in PyTorch's checkpoints."""
 GROW_AFTER = 2_000
 """Steps without overflow after which a gradient scale doubles, as in ``torch.amp.GradScaler``."""
-EVALUATED_AT_ONCE = 1_024
-"""Samples of validation data in one batch."""
+MOST_SHAPES = 8
+"""Shapes of batches for which a step is recorded: others, as of texts of any length, run by ``vmap``."""
 RECORDED = ("graph", "streams")
 """Ways that are CUDA graphs."""
 Chunk = tuple[slice, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 """Rows that are computed together, and their parameters, buffers and gradients."""
-Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
-"""The inputs of a model's ``forward``, and the target; of a stack, with the models as first dimension."""
 
 
 def _sgd(parameters: torch.Tensor, gradients: torch.Tensor, state: Values, values: Values) -> None:
@@ -309,10 +309,12 @@ class Separate:
 
     way = "serial"
 
-    def __init__(self, loss: Loss, *, device: torch.device, precision: torch.dtype | None, is_random: bool) -> None:
+    def __init__(
+        self, objective: Objective, *, device: torch.device, precision: torch.dtype | None, is_random: bool
+    ) -> None:
         self.members: list[Member] = []
         self.models: list[nn.Module] = []
-        self.loss = loss
+        self.objective = objective
         self.device = device
         self.precision = precision
         self.is_random = is_random
@@ -338,46 +340,40 @@ class Separate:
         """Do nothing, because each optimiser has its own values."""
 
     def step(
-        self,
-        inputs: Sequence[torch.Tensor],
-        target: torch.Tensor,
-        samples: Sequence[torch.Tensor],
-        batch_size: int,
-        handle_failure: Callable[[Member, str], None],
+        self, batches: Sequence[Iterable[Batch]], handle_failure: Callable[[Member, str], None]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take each model's steps, and return last and summed losses.
+        """Take each model's steps, and return its last and its summed losses and metrics.
 
-        ``samples`` are those of each model, of one or more batches.
+        ``batches`` are one or more of each model.
         """
-        losses, sums = [], []
-        for member, model, own in zip(self.members, self.models, samples, strict=True):
-            total = torch.zeros((), dtype=torch.float64, device=self.device)
-            for count, batch in enumerate(own.split(batch_size)):
+        rows, sums = [], []
+        for member, model, own in zip(self.members, self.models, batches, strict=True):
+            total = torch.zeros(1 + len(self.objective.names), dtype=torch.float64, device=self.device)
+            for count, batch in enumerate(own):
                 if count:
                     member.advance_schedules("step")
-                loss, failure = self.take_step(member, model, [tensor[batch] for tensor in inputs], target[batch])
+                row, failure = self.take_step(member, model, batch)
                 member.step += 1
-                total += loss
+                member.batch += 1
+                total += row
                 if failure:
                     handle_failure(member, failure)
                 if not member.alive:
                     break
-            losses.append(loss)
+            rows.append(row)
             sums.append(total)
-        return torch.stack(losses), torch.stack(sums)
+        return torch.stack(rows), torch.stack(sums)
 
-    def take_step(
-        self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
-    ) -> tuple[torch.Tensor, str | None]:
+    def take_step(self, member: Member, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, str | None]:
         """Take one step of one model.
 
-        Returns its loss, and the name of a value that is not finite.
+        Returns its loss and metrics, and the name of a value that is not finite.
         """
         if self.is_random:
             seed_device(self.device, mix_seeds(mix_seeds(member.configuration.draws_seed, 0), member.step))
         member.optimizer.zero_grad()
         with autocast(self.device, self.precision):
-            loss = mean_loss(self.loss, model(*inputs), target)
+            loss, metrics = self.objective(model, batch)
         scaled = self.precision is torch.float16
         (loss * member.scale if scaled else loss).backward()
         gradients = [own.grad for own in member.parameters if own.grad is not None]
@@ -391,7 +387,7 @@ class Separate:
             member.optimizer.step()
         if scaled:
             _update_scale(member, failure)
-        return loss.detach(), failure
+        return torch.stack([loss.detach(), *metrics]), failure
 
     @staticmethod
     def _failure(loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> str | None:
@@ -402,19 +398,20 @@ class Separate:
             return None
         return None if all(gradient.isfinite().all() for gradient in gradients) else "gradient"
 
-    def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-        """Return each model's mean loss over all samples given."""
-        losses = []
+    def evaluate(self, batches: Iterable[Batch]) -> torch.Tensor:
+        """Return each model's mean loss and metrics over all samples given."""
         for model in self.models:
             model.eval()
-
-            def of_part(part: slice, model: nn.Module = model) -> Any:
-                return mean_loss(self.loss, model(*(tensor[part] for tensor in inputs)), target[part])
-
+        try:
             with torch.no_grad(), autocast(self.device, self.precision):
-                losses.append(_mean_over_batches(target.shape[0], of_part))
-            model.train()
-        return torch.stack(losses)
+                return _mean_over_batches(batches, self._evaluate_batch)
+        finally:
+            for model in self.models:
+                model.train()
+
+    def _evaluate_batch(self, batch: Batch) -> torch.Tensor:
+        rows = [self.objective(model, batch) for model in self.models]
+        return torch.stack([torch.stack([loss, *metrics]) for loss, metrics in rows])
 
     def checkpoint(self, row: int) -> dict[str, Any]:
         """Return a model's and its optimiser's ordinary ``state_dict``."""
@@ -447,7 +444,7 @@ class Stack:
     def __init__(
         self,
         template: nn.Module,
-        loss: Loss,
+        objective: Objective,
         optimizer: str,
         *,
         device: torch.device,
@@ -463,7 +460,9 @@ class Stack:
         self.is_random = is_random
         self.names = [name for name, _ in named_trained(template)]
         self.shapes = [parameter.shape for _, parameter in named_trained(template)]
-        self.functional = Functional(template, loss, self.names, [n for n, _ in named_untrained(template)], precision)
+        self.functional = Functional(
+            template, objective, self.names, [n for n, _ in named_untrained(template)], precision
+        )
         skipped = [at for at, name in enumerate(self.names) if name in unused]
         self.optimizer = StackedOptimizer(optimizer, [shape.numel() for shape in self.shapes], skipped, device)
         dtype = named_trained(template)[0][1].dtype
@@ -575,15 +574,13 @@ class Stack:
         """Whether models run as parallel operators on a GPU."""
         return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
 
-    def step(
-        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int
-    ) -> tuple[torch.Tensor, dict[int, str]]:
-        """Take a step of each model, and return losses and failures."""
-        losses = self.compute_gradients(inputs, target, seed)
+    def step(self, batch: Batch, seed: int) -> tuple[torch.Tensor, dict[int, str]]:
+        """Take a step of each model, and return its loss and metrics, and failures."""
+        values = self.compute_gradients(batch, seed)
         scaled = self.precision is torch.float16
         if scaled:
             self.gradients.div_(self._scales().to(self.gradients.dtype).unsqueeze(1))
-        failed = self._failures(losses)
+        failed = self._failures(values[:, 0])
         if self._clip is not None:
             norms = torch.linalg.vector_norm(self.gradients, 2, dim=1)
             factors = (self._clip / (norms + 1e-6)).clamp_(max=1.0)  # as torch.nn.utils.clip_grad_norm_
@@ -597,7 +594,7 @@ class Stack:
         if scaled:
             for row, member in enumerate(self.members):
                 _update_scale(member, failed.get(row))
-        return losses, failed
+        return values, failed
 
     def _failures(self, losses: torch.Tensor) -> dict[int, str]:
         # Finite sums prove that all is finite, at the cost of one look at the gradients.
@@ -609,8 +606,8 @@ class Stack:
     def _scales(self) -> torch.Tensor:
         return torch.tensor([member.scale for member in self.members], device=self.device)
 
-    def compute_gradients(self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int) -> torch.Tensor:
-        """Fill the gradients and return the losses.
+    def compute_gradients(self, batch: Batch, seed: int) -> torch.Tensor:
+        """Fill the gradients, and return the losses and metrics.
 
         If the memory is too small, half as many models are computed together from then on. Nothing of the step is
         lost: parameters change later, and running statistics are put back.
@@ -623,7 +620,7 @@ class Stack:
         while True:
             try:
                 with self._restore_buffers_on_error():
-                    return self._compute(inputs, target, seed)
+                    return self._compute(batch, seed)
             except RuntimeError as error:  # torch.OutOfMemoryError is one, under two names since PyTorch 2.4
                 text = str(error).lower()
                 if "out of memory" not in text and "can't allocate memory" not in text:
@@ -646,56 +643,56 @@ class Stack:
         self._chunks = {}
         self._recordings = {}
 
-    def _compute(self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int) -> torch.Tensor:
+    def _compute(self, batch: Batch, seed: int) -> torch.Tensor:
         if self.is_random:
             seed_device(self.device, seed)
         scales = [self._scales()] if self.precision is torch.float16 else []
-        if self.way in RECORDED or self._side_by_side:
-            return self._recording_for(inputs, target, scales).replay([*inputs, target, *scales])
-        losses = [call() for call in self._calls(inputs, target, scales)]
-        return losses[0] if len(losses) == 1 else torch.cat(losses)
+        if (self.way in RECORDED or self._side_by_side) and not is_ragged(batch):
+            recording = self._recording_for(batch, scales)
+            if recording is not None:
+                return recording.replay([*batch, *scales])
+        values = [call() for call in self._calls(batch, scales)]
+        return values[0] if len(values) == 1 else torch.cat(values)
 
-    def _calls(
-        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
-    ) -> list[Callable[[], torch.Tensor]]:
-        """Return what computes the gradients of each chunk, and returns its losses."""
+    def _calls(self, batch: Batch, scales: Sequence[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
+        """Return what computes the gradients of each chunk, and returns its losses and metrics."""
         calls: list[Callable[[], torch.Tensor]] = []
-        for rows, parameters, buffers, gradients in self._current_chunks():
-            arguments = (
-                parameters, buffers, gradients, [scale[rows] for scale in scales],
-                [tensor[rows] for tensor in inputs], target[rows],
-            )  # fmt: skip
-            calls.append(partial(self._step_for(arguments), *arguments))
+        ragged = is_ragged(batch)
+        for rows, parameters, buffers, gradients in self._current_chunks(each=ragged):
+            part = [torch.stack(leaf[rows]) if ragged else leaf[rows] for leaf in batch]
+            arguments = (parameters, buffers, gradients, [scale[rows] for scale in scales], part)
+            calls.append(partial(self.functional.step if ragged else self._step_for(arguments), *arguments))
         return calls
 
-    def _recording_for(
-        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, scales: Sequence[torch.Tensor]
-    ) -> Recording:
-        key = (self.way, *((tensor.shape, tensor.stride()[0]) for tensor in (*inputs, target)))
+    def _recording_for(self, batch: Batch, scales: Sequence[torch.Tensor]) -> Recording | None:
+        """Return the recording for such a batch, None where there are too many."""
+        key = (self.way, *((tensor.shape, tensor.stride()[0]) for tensor in batch))
         if key not in self._recordings:
-            batch = [own_copy(tensor) for tensor in (*inputs, target, *scales)]
-            count = len(inputs)
+            if len(self._recordings) >= MOST_SHAPES:
+                return None
+            own = [own_copy(tensor) for tensor in (*batch, *scales)]
             with self._preserve_state():
-                calls = self._calls(batch[:count], batch[count], batch[count + 1 :])
-                self._recordings[key] = Recording(calls, batch, self.device, side_by_side=self._side_by_side)
+                calls = self._calls(own[: len(batch)], own[len(batch) :])
+                self._recordings[key] = Recording(calls, own, self.device, side_by_side=self._side_by_side)
         return self._recordings[key]
 
     def _step_for(self, arguments: tuple[Any, ...]) -> Step:
         if self.way == "vmap":
             return self.functional.step
-        parameters, _, _, _, inputs, target = arguments
-        compiled = self.way == "compiled"
+        parameters, *_, batch = arguments
+        compiled, rows = self.way == "compiled", parameters[0].shape[0]
         # Strides too: a batch that all models share has other operators.
-        strides = (target.stride()[0], *((tensor.shape, tensor.stride()[0]) for tensor in inputs))
-        key = (compiled, parameters[0].shape[0], *strides)
+        key = (compiled, rows, *((tensor.shape, tensor.stride()[0]) for tensor in batch))
         if key not in self._traced:
+            if sum(known[:2] == key[:2] for known in self._traced) >= MOST_SHAPES:
+                return self.functional.step
             with self._preserve_state():
                 self._traced[key] = trace(self.functional.step, arguments, twice=not self._traced, compiled=compiled)
         return self._traced[key]
 
-    def _current_chunks(self) -> list[Chunk]:
+    def _current_chunks(self, *, each: bool = False) -> list[Chunk]:
         rows = len(self.members)
-        together = 1 if self._side_by_side else min(self.at_once or rows, rows)
+        together = 1 if self._side_by_side or each else min(self.at_once or rows, rows)
         if together not in self._chunks:
             self._chunks[together] = self._make_chunks(together)
         return self._chunks[together]
@@ -756,25 +753,21 @@ class Stack:
                     self.optimizer.clear_row(row)
                 self.refresh()
 
-    def evaluate(self, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-        """Return each model's mean loss over all samples given."""
+    def evaluate(self, batches: Iterable[Batch]) -> torch.Tensor:
+        """Return each model's mean loss and metrics over all samples given."""
         self.template.eval()
-        losses = []
         try:
-            for rows, parameters, buffers, _ in self._current_chunks():
-                count = rows.stop - rows.start
-
-                def of_part(
-                    part: slice, parameters: Any = parameters, buffers: Any = buffers, count: int = count
-                ) -> Any:
-                    shared = [tensor[part].expand(count, *tensor[part].shape) for tensor in (*inputs, target)]
-                    return self.functional.losses(parameters, buffers, shared[:-1], shared[-1])
-
-                with torch.no_grad():
-                    losses.append(_mean_over_batches(target.shape[0], of_part))
+            with torch.no_grad():
+                return _mean_over_batches(batches, self._evaluate_batch)
         finally:
             self.template.train()
-        return torch.cat(losses)
+
+    def _evaluate_batch(self, batch: Batch) -> torch.Tensor:
+        values = []
+        for rows, parameters, buffers, _ in self._current_chunks():
+            shared = [tensor.expand(rows.stop - rows.start, *tensor.shape) for tensor in batch]
+            values.append(self.functional.evaluate(parameters, buffers, shared))
+        return torch.cat(values)
 
     # Checkpoints
 
@@ -816,12 +809,14 @@ class Stack:
         self.refresh()
 
 
-def _mean_over_batches(n_samples: int, loss_of: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """Return the mean loss over batches."""
+def _mean_over_batches(batches: Iterable[Batch], evaluate: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+    """Return the mean over the samples of all batches."""
     total: Any = 0.0
-    for start in range(0, n_samples, EVALUATED_AT_ONCE):
-        part = slice(start, min(start + EVALUATED_AT_ONCE, n_samples))
-        total = total + loss_of(part) * (part.stop - part.start)
+    n_samples = 0
+    for batch in batches:
+        count = count_samples(batch)
+        total = total + evaluate(batch) * count
+        n_samples += count
     mean: torch.Tensor = total / n_samples
     return mean
 

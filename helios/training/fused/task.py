@@ -1,9 +1,10 @@
 """Process of a pool that trains its trials as one stack.
 
-``python -m helios.training.fused.task PROGRAM TRIALS``: ``PROGRAM`` is a Python file with ``build``, ``loss``, ``data``
-and, optionally, ``metrics`` and ``configure``. ``TRIALS`` is a file of JSON lines that the pool appends to: settings
-first, then a line for each trial, at last that no more will come. Each trial has a folder of its own with reports,
-requests and checkpoints, as any program of a pool has them, so that a trial that leaves or fails concerns no other one.
+``python -m helios.training.fused.task PROGRAM TRIALS``: ``PROGRAM`` is a Python file with ``build``, ``data``, one of
+``loss`` and ``step`` and, optionally, ``metrics`` and ``configure``. ``TRIALS`` is a file of JSON lines that the pool
+appends to: settings first, then a line for each trial, at last that no more will come. Each trial has a folder of its
+own with reports, requests and checkpoints, as any program of a pool has them, so that a trial that leaves or fails
+concerns no other one.
 
 What it reports of a trial under the key ``fused`` is read by :mod:`helios.training.pool.fusing`.
 """
@@ -29,15 +30,15 @@ import torch
 from torch import nn
 
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
+from helios.training.fused.batches import check_batch_size, is_tensors
 from helios.training.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.training.fused.memory import models_that_fit, peak_bytes
-from helios.training.fused.stack import EVALUATED_AT_ONCE, settings_of
-from helios.training.fused.trainer import PRECISIONS, Epoch, FusedTrainer
-from helios.training.fused.ways import autocast
+from helios.training.fused.stack import settings_of
+from helios.training.fused.trainer import Epoch, FusedTrainer
 
 COMMON = ("batch_size", "optimizer", "precision", "on_nan")
 """Settings of which the models of a stack have one value."""
-OWN_KEYS = {*COMMON, "epochs", *OTHER_KEYS, *(key for _, keys in OPTIMIZERS.values() for key in keys)} - {"model"}
+OWN_KEYS = {*COMMON, *OTHER_KEYS, *(key for _, keys in OPTIMIZERS.values() for key in keys)} - {"model"}
 """Names of parameters that are not for ``build``."""
 LATEST, CHECKPOINT = "latest", "model.pt"
 """File that names the last complete checkpoint, as ``helios_task`` has it, and the checkpoint itself."""
@@ -68,7 +69,6 @@ class FusedTrial:
     folder: Path
     configuration: dict[str, Any] = field(default_factory=dict)
     common: dict[str, Any] = field(default_factory=dict)
-    steps: int = 0
     saved_at_s: float = field(default_factory=time.monotonic)
     seen: tuple[int, int] | None = None
 
@@ -172,9 +172,12 @@ def load_program(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
-    for name in ("build", "loss", "data"):
-        if not callable(getattr(module, name, None)):
-            raise UsageError(f"{path} has no function {name}.", hint="Write build(configuration), loss and data().")
+    for names in (("build",), ("loss", "step"), ("data",)):
+        if sum(callable(getattr(module, name, None)) for name in names) != 1:
+            hint = "Write build(configuration), data(), and either loss(output, target) or step(model, batch)."
+            raise UsageError(f"{path} has no function {' or '.join(names)}, or both.", hint=hint)
+    if hasattr(module, "step") and hasattr(module, "metrics"):
+        raise UsageError(f"{path} has metrics beside step.", hint="Return them from step, beside the loss.")
     return module
 
 
@@ -208,9 +211,9 @@ class FusedTask:
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self._program = load_program(program)
         data = self._program.data()
-        self._data, self._validation = data, None
-        if not isinstance(data[1], torch.Tensor):
-            self._data, self._validation = data
+        alone = is_tensors(data) or not isinstance(data, tuple | list)
+        self._data, self._validation = (data, None) if alone else tuple(data)
+        self._loss, self._step = (getattr(self._program, name, None) for name in ("loss", "step"))
         self._metrics: Callable[..., Mapping[str, Any]] | None = getattr(self._program, "metrics", None)
         self._trainer: FusedTrainer | None = None
         self._by_number: dict[int, FusedTrial] = {}
@@ -318,13 +321,7 @@ class FusedTask:
         trial = FusedTrial(int(message["trial"]), Path(message["folder"]))
         try:
             common, configuration = configure(self._settings, message["parameters"])
-            n_samples, batch_size = len(self._data[1]), int(common["batch_size"])
-            if not 0 < batch_size <= n_samples:
-                raise UsageError(f"A batch of {batch_size} cannot be taken from {n_samples} samples.")
-            steps = [configuration["steps"]] if "steps" in configuration else []
-            if (epochs := configuration.pop("epochs", None)) is not None:
-                steps.append(n_samples // batch_size * epochs)
-            configuration["steps"] = trial.steps = min(steps)
+            check_batch_size(self._data, common.get("batch_size"))
             configuration.setdefault("seed", 0)  # else what it draws would depend on when it joined
             if (more := getattr(self._program, "configure", None)) is not None:
                 configuration |= more(configuration)
@@ -371,9 +368,10 @@ class FusedTask:
             try:
                 trainer = self._trainer = FusedTrainer(
                     self._program.build,
-                    self._program.loss,
+                    self._loss,
                     self._data,
                     [trial.configuration for trial, _ in trials[:count]],
+                    step=self._step,
                     validation=self._validation,
                     device=self._device,
                     way="auto" if count > 1 else "serial",
@@ -407,7 +405,7 @@ class FusedTask:
                 trainer.remove(at)
                 self._add(trial, state)
         trainer.finished.clear()
-        if times := trainer.measured_s:
+        if (times := trainer.measured_s) and trainer.steps_per_epoch is not None:
             epoch_s = {
                 "alone_s": times["serial"] / count * trainer.steps_per_epoch,
                 "fused_s": times[trainer.way] * trainer.steps_per_epoch,
@@ -420,8 +418,8 @@ class FusedTask:
         if len(trials) == 1:
             return 1
         available_bytes = self._available_bytes()
-        options = {**trials[0].common, "device": self._device}
-        program = (self._program.build, self._program.loss, self._data, trials[0].configuration)
+        options = {**trials[0].common, "device": self._device, "step": self._step}
+        program = (self._program.build, self._loss, self._data, trials[0].configuration)
         one = peak_bytes(1, *program, steps=1, way="serial", **options)
         if one * len(trials) < LIKELY_SHARE * available_bytes:
             return len(trials)
@@ -469,8 +467,9 @@ class FusedTask:
                 losses["validation_loss"] = epoch.validation_loss
             trial.report(
                 step=epoch.epoch - 1,
-                progress=min(1.0, epoch.step / trial.steps),
+                progress=_progress(trial.configuration, epoch),
                 **losses,
+                **epoch.metrics,
                 **self._measure(trainer, epoch.number),
             )
             every_s = float(self._settings.get("checkpoint_s", 30.0))
@@ -489,15 +488,14 @@ class FusedTask:
         model = self._evaluated
         model.load_state_dict(state["model"])
         model.eval()
-        inputs, target = self._validation
-        inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-        outputs = []
-        with torch.no_grad(), autocast(self._device, PRECISIONS[self._by_number[at].common.get("precision")]):
-            for start in range(0, len(target), EVALUATED_AT_ONCE):
-                part = [tensor[start : start + EVALUATED_AT_ONCE].to(self._device) for tensor in inputs]
-                outputs.append(model(*part))
-            metrics = self._metrics(torch.cat(outputs), target.to(self._device))
+        metrics = self._metrics(*trainer.validation_outputs(model))
         return {str(name): float(value) for name, value in metrics.items()}
+
+
+def _progress(configuration: Mapping[str, Any], epoch: Epoch) -> float:
+    """Return the share of a trial that is done."""
+    done = {"steps": epoch.step, "epochs": epoch.epoch}
+    return float(min(1.0, max(count / configuration[name] for name, count in done.items() if configuration.get(name))))
 
 
 def main(program: str, trials: str) -> int:

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from helios.errors import ConfigurationInvalid, UsageError
-from helios.training.fused.batches import Batches, as_batch
+from helios.training.fused.batches import Batches, TensorBatches, as_tensors, check_batch_size, is_ragged, is_tensors
 from helios.training.fused.choice import choose_way
 from helios.training.fused.configurations import OPTIMIZERS, Member, check_configuration, make_member, mix_seeds
+from helios.training.fused.loaders import LoaderBatches
 from helios.training.fused.models import Models, isolate_random_state
+from helios.training.fused.objective import Loss, Objective, TrainingStep
 from helios.training.fused.stack import RECORDED, Separate, Stack, difference
-from helios.training.fused.ways import Loss, Obstacle, silence_warnings
+from helios.training.fused.ways import Obstacle, autocast, silence_warnings
 
 WAYS = ("auto", "traced", "vmap", "serial", "compiled", "graph", "streams")
 PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -30,13 +32,20 @@ PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What one model reached in one epoch."""
+    """What one model reached in one epoch.
+
+    Attributes
+    ----------
+    metrics : mapping
+        What the step returns beside the loss, of the validation data, or of training if there are none.
+    """
 
     number: int
     epoch: int
     step: int
     training_loss: float
     validation_loss: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +68,22 @@ class FusedTrainer:
     ----------
     build : callable
         Makes a model from a configuration. The random state is seeded with the configuration's ``seed`` before.
-    loss : callable
+    loss : callable, optional
         Loss of the model's output and the target, either a mean over the batch or one value per sample.
-    data : (inputs, target)
+    data : (inputs, target) or iterable
         Tensors with the samples as first dimension; ``inputs`` may be several. An incomplete last batch of an epoch
-        is left out.
+        is left out. Or a DataLoader, or any object that gives the batches of an epoch each time that it is iterated.
     configurations : iterable of mapping
         One per model. Keys: those of the optimiser (``lr``, ``momentum``, ...), ``groups``, ``schedule``, ``seed``,
-        ``data_seed``, ``clip_norm``, ``early_stopping``, ``steps``, and ``model`` for what ``build`` needs.
+        ``data_seed``, ``clip_norm``, ``early_stopping``, ``steps``, ``epochs``, and ``model`` for what ``build`` needs.
     optimizer : str
         ``sgd``, ``adam``, ``adamw`` or ``adadelta``.
-    validation : (inputs, target), optional
+    batch_size : int, optional
+        Samples of a step, where the data are tensors.
+    step : callable, optional
+        In place of ``loss``: ``step(model, batch)`` returns the mean loss, or a dictionary with it under ``loss`` and
+        metrics. A batch of tensors is ``(*inputs, target)``, one of a loader is as that gives it.
+    validation : (inputs, target) or iterable, optional
         Its loss is computed at the end of each epoch. Early stopping and plateau schedules look at it, or at the
         training loss if there is none.
     precision : str, optional
@@ -86,8 +100,8 @@ class FusedTrainer:
     ----------
     way : str
         How gradients are computed.
-    steps_per_epoch : int
-        Number of complete batches.
+    steps_per_epoch : int, optional
+        Number of batches. None for an iterable whose number is known at its end.
     obstacles : list of Obstacle
         Why the models cannot be fused, if so: they are trained one after another.
     finished : dict of int to Finished
@@ -104,13 +118,14 @@ class FusedTrainer:
     def __init__(
         self,
         build: Callable[[Mapping[str, Any]], nn.Module],
-        loss: Loss,
-        data: tuple[Any, torch.Tensor],
+        loss: Loss | None,
+        data: Any,
         configurations: Iterable[Mapping[str, Any]],
         *,
         optimizer: str = "sgd",
-        batch_size: int,
-        validation: tuple[Any, torch.Tensor] | None = None,
+        batch_size: int | None = None,
+        step: TrainingStep | None = None,
+        validation: Any = None,
         device: str | torch.device = "cpu",
         precision: str | None = None,
         on_nan: str = "stop",
@@ -140,36 +155,47 @@ class FusedTrainer:
         }
         self._optimizer = optimizer
         self._precision = PRECISIONS[precision]
-        samples = as_batch(data, self.device)
-        self._validation = as_batch(validation, self.device) if validation is not None else None
-        self._batches = Batches(*samples, batch_size)
+        check_batch_size(data, batch_size)
+        self._batches: Batches = (
+            TensorBatches(as_tensors(data, self.device), batch_size or 1)
+            if is_tensors(data)
+            else LoaderBatches(data, self.device)
+        )
+        self._objective = Objective(loss, step, self._batches.layout)
+        self._validation = None if validation is None else make_validation(validation, self._batches, self.device)
         self.steps_per_epoch = self._batches.steps_per_epoch
         self.finished: dict[int, Finished] = {}
         self.obstacles: list[Obstacle] = []
         self.steps_taken = 0
         self._next_number = 0
-        self._loss_sums = torch.zeros(0, dtype=torch.float64, device=self.device)
         checked = [check_configuration(number, each, optimizer) for number, each in enumerate(given)]
         self.measured_s: dict[str, float] = {}
         self._models = Models(
             build,
-            loss,
+            self._objective,
             optimizer,
             device=self.device,
             precision=self._precision,
             first=checked[0],
             batches=self._batches,
         )
+        # Of each model over the batches of its epoch: the loss and the metrics.
+        self._sums = torch.zeros(0, 1 + len(self._objective.names), dtype=torch.float64, device=self.device)
         self._engine = self._make_engine(way)
         if isinstance(self._engine, Stack):
             stand_in = make_member(checked[0], self._engine.parameters_of(self._models.template))
             self._engine.reserve(len(given), stand_in)
-            self._loss_sums = self._loss_sums.new_zeros(len(given))
+            self._sums = self._sums.new_zeros(len(given), self._sums.shape[1])
         for each in given:
             self.add(each)
         if isinstance(self._engine, Stack) and way == "auto":
             batch = self._batches.next_batch(self._engine.members)
-            self.measured_s = choose_way(self._engine, self._models, *batch, compiles=compiles)
+            if is_ragged(batch):
+                reason = "their shapes differ from model to model: give all the same data_seed"
+                self.obstacles = [Obstacle("the batches", reason)]
+                self._engine.way = "serial"
+            else:
+                self.measured_s = choose_way(self._engine, self._models, batch, compiles=compiles)
             if self._engine.way == "serial":
                 self._engine = self._models.separate(self._engine)
 
@@ -177,6 +203,17 @@ class FusedTrainer:
     def way(self) -> str:
         """How gradients are computed."""
         return self._engine.way
+
+    def validation_outputs(self, model: nn.Module) -> tuple[torch.Tensor, Any]:
+        """Return a model's output of all validation data, and their target."""
+        assert self._validation is not None
+        outputs, targets = [], []
+        with torch.no_grad(), autocast(self.device, self._precision):
+            for batch in self._validation.read_all():
+                inputs, target = self._objective.split(batch)
+                outputs.append(model(*inputs))
+                targets.append(target)
+        return torch.cat(outputs), torch.cat(targets)
 
     @property
     def numbers(self) -> list[int]:
@@ -215,10 +252,10 @@ class FusedTrainer:
         if checkpoint is not None:
             member.load_state_dict(checkpoint)
             self._engine.refresh()
-        self._batches.orders = None
-        if row == len(self._loss_sums):
-            self._loss_sums = torch.cat([self._loss_sums, self._loss_sums.new_zeros(1)])
-        self._loss_sums[row] = 0.0
+        self._batches.forget(self._engine.members)
+        if row == len(self._sums):
+            self._sums = torch.cat([self._sums, self._sums[:0].new_zeros(1, self._sums.shape[1])])
+        self._sums[row] = 0.0 if checkpoint is None else torch.tensor(checkpoint["sums"])
         self._next_number += 1
         return number
 
@@ -249,8 +286,8 @@ class FusedTrainer:
         alive = [row for row, member in enumerate(members) if member.alive]
         self._engine.compact()
         if len(self._engine.members) == len(alive):
-            self._batches.orders = None
-            self._loss_sums = self._loss_sums[torch.tensor(alive, dtype=torch.int64, device=self.device)]
+            self._batches.forget(self._engine.members)
+            self._sums = self._sums[torch.tensor(alive, dtype=torch.int64, device=self.device)]
 
     def train(
         self,
@@ -268,17 +305,23 @@ class FusedTrainer:
         on_epoch : callable, optional
             Called with this trainer and what each model reached at the end of its epoch. It may remove and add models.
         """
-        if (
-            epochs is None
-            and steps is None
-            and any(self._find(n)[1].configuration.steps == math.inf for n in self.numbers)
-        ):
-            raise UsageError(
-                "Nothing says when training ends.", hint="Give epochs or steps, or each configuration its steps."
-            )
-        left = min(math.inf if steps is None else steps, math.inf if epochs is None else epochs * self.steps_per_epoch)
+        if epochs is None and steps is None:
+            ends = [self._find(number)[1].configuration for number in self.numbers]
+            if any(each.steps == each.epochs == math.inf for each in ends):
+                raise UsageError(
+                    "Nothing says when training ends.",
+                    hint="Give epochs or steps, or each configuration its steps or epochs.",
+                )
+        left = math.inf if steps is None else steps
+        until: dict[int, float] = {}
+        if epochs is not None and self.steps_per_epoch is not None:
+            left = min(left, epochs * self.steps_per_epoch)
+        elif epochs is not None:
+            until = {member.configuration.number: member.epoch + epochs for member in self._engine.members}
         with isolate_random_state(self.device), silence_warnings():
             while left > 0 and self.numbers:
+                if until and all(self._find(n)[1].epoch >= until.get(n, 0) for n in self.numbers):
+                    break
                 count = self._steps_together(left)
                 self._take_steps(count, on_epoch)
                 left -= count
@@ -290,14 +333,14 @@ class FusedTrainer:
     def _steps_together(self, left: float) -> int:
         """Return how many steps separate models take in turn.
 
-        Until an epoch or a model ends: parameters that stay in the processor's cache save a tenth of the time.
+        Until an epoch or a model ends.
         """
         if isinstance(self._engine, Stack):
             return 1
         members = [member for member in self._engine.members if member.alive]
-        until_epoch = min(self.steps_per_epoch - member.step % self.steps_per_epoch for member in members)
+        in_a_row = min(self._batches.most_in_a_row(member) for member in members)
         until_end = min(member.configuration.steps - member.step for member in members)
-        return int(max(1, min(left, until_epoch, until_end)))
+        return int(max(1, min(left, in_a_row, until_end)))
 
     def _take_steps(self, count: int, on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None) -> torch.Tensor:
         if not self.numbers:
@@ -306,20 +349,21 @@ class FusedTrainer:
         engine, batches = self._engine, self._batches
         alive = [row for row, member in enumerate(engine.members) if member.alive]
         if isinstance(engine, Separate):
-            samples = [batches.next_samples(member, count) for member in engine.members]
-            losses, sums = engine.step(batches.inputs, batches.target, samples, batches.size, self._handle_failure)
-            self._loss_sums += sums
+            each = batches.next_batches(engine.members, count)
+            values, sums = engine.step(each, self._handle_failure)
+            self._sums += sums
         else:
-            inputs, target = batches.next_batch(engine.members)
-            losses, failed = engine.step(inputs, target, mix_seeds(self.steps_taken, batches.n_samples))
+            batch = batches.next_batch(engine.members)
+            values, failed = engine.step(batch, mix_seeds(self.steps_taken, 0))
             for row in alive:
                 engine.members[row].step += 1
-            self._loss_sums += losses
+                engine.members[row].batch += 1
+            self._sums += values
             for row, what in failed.items():
                 self._handle_failure(engine.members[row], what)
         self.steps_taken += count
         self._after_step(on_epoch)
-        return losses if len(alive) == len(losses) else losses[alive]
+        return values[:, 0] if len(alive) == len(values) else values[alive, 0]
 
     def _handle_failure(self, member: Member, what: str) -> None:
         overflow = what == "gradient" and self._precision is torch.float16  # the scale has been halved
@@ -333,39 +377,44 @@ class FusedTrainer:
                 continue
             if member.schedules:
                 changed |= member.advance_schedules("step")
-            if member.step % self.steps_per_epoch == 0:
+            if self._batches.is_epoch_end(member):
                 ended.append(row)
         reached = self._end_epochs(ended) if ended else []
         if changed or reached:
             self._engine.refresh()
         for member in self._engine.members:
-            if member.alive and member.step >= member.configuration.steps:
-                self.remove(member.configuration.number, "all its steps are done")
+            ends = member.configuration
+            if member.alive and (member.step >= ends.steps or member.epoch >= ends.epochs):
+                self.remove(ends.number, "all its steps are done")
         if reached and on_epoch is not None:
             on_epoch(self, reached)
 
     def _end_epochs(self, rows: Sequence[int]) -> list[Epoch]:
-        validation = self._engine.evaluate(*self._validation).tolist() if self._validation is not None else None
-        training = (self._loss_sums / self.steps_per_epoch).tolist()
+        names = self._objective.names
+        validation = None if self._validation is None else self._engine.evaluate(self._validation.read_all()).tolist()
         reached = []
         for row in rows:
             member = self._engine.members[row]
+            training = (self._sums[row] / member.batch).tolist()
+            member.epoch, member.batch = member.epoch + 1, 0
+            values = training if validation is None else validation[row]
             epoch = {
                 "number": member.configuration.number,
-                "epoch": member.step // self.steps_per_epoch,
+                "epoch": member.epoch,
                 "step": member.step,
-                "training_loss": training[row],
-                "validation_loss": validation[row] if validation is not None else None,
+                "training_loss": training[0],
+                "validation_loss": None if validation is None else validation[row][0],
+                "metrics": dict(zip(names, values[1:], strict=True)),
             }
             member.history.append(epoch)
             reached.append(Epoch(**epoch))
-            loss = validation[row] if validation is not None else training[row]
+            loss = values[0]
             member.advance_schedules("epoch", loss)
             if loss < member.best - member.configuration.min_delta:
                 member.best, member.epochs_without_gain = loss, 0
             else:
                 member.epochs_without_gain += 1
-            self._loss_sums[row] = 0.0
+            self._sums[row] = 0.0
             if member.epochs_without_gain >= member.configuration.patience:
                 self.remove(member.configuration.number, f"no gain in {member.epochs_without_gain} epochs")
         return reached
@@ -377,7 +426,7 @@ class FusedTrainer:
         ``add`` takes the whole back.
         """
         row, member = self._find(number)
-        return self._engine.checkpoint(row) | member.state_dict()
+        return self._engine.checkpoint(row) | member.state_dict() | {"sums": self._sums[row].tolist()}
 
     def model(self, number: int) -> nn.Module:
         """Return a model with its current or final parameters."""
@@ -396,7 +445,7 @@ class FusedTrainer:
             "way": self.way,
             "members": [member.state_dict() for member in self._engine.members],
             "arrays": self._engine.state_dict(),
-            "loss_sums": self._loss_sums,
+            "sums": self._sums,
             "steps_taken": self.steps_taken,
             "next_number": self._next_number,
             "finished": [
@@ -421,10 +470,11 @@ class FusedTrainer:
         cls,
         path: str | Path,
         build: Callable[[Mapping[str, Any]], nn.Module],
-        loss: Loss,
-        data: tuple[Any, torch.Tensor],
+        loss: Loss | None,
+        data: Any,
         *,
-        validation: tuple[Any, torch.Tensor] | None = None,
+        step: TrainingStep | None = None,
+        validation: Any = None,
         device: str | torch.device = "cpu",
     ) -> FusedTrainer:
         """Return the trainer that ``save`` stored, given the same functions and data."""
@@ -437,6 +487,7 @@ class FusedTrainer:
             loss,
             data,
             [member["configuration"] for member in members],
+            step=step,
             validation=validation,
             device=device,
             way=state["way"],
@@ -449,9 +500,30 @@ class FusedTrainer:
             )
             member.load_state_dict(stored)
         engine.load_state_dict(state["arrays"])
-        trainer._loss_sums.copy_(state["loss_sums"])
+        trainer._sums.copy_(state["sums"])
         trainer.steps_taken, trainer._next_number = state["steps_taken"], state["next_number"]
         for each in state["finished"]:
             history = tuple(Epoch(**epoch) for epoch in each["history"])
             trainer.finished[each["number"]] = Finished(**{**each, "history": history})
         return trainer
+
+
+def make_validation(data: Any, training: Batches, device: torch.device) -> Batches:
+    """Return the source of validation data.
+
+    Raises
+    ------
+    UsageError
+        Its batches are not made as those of training.
+    """
+    if is_tensors(data):
+        tensors = as_tensors(data, device)
+        found: Batches = TensorBatches(tensors, len(tensors[-1]))
+    else:
+        found = LoaderBatches(data, device, in_order=True)
+    if found.layout != training.layout:
+        raise UsageError(
+            f"A batch of validation data is made as {found.layout}, and one of training as {training.layout}.",
+            hint="Have both be tensors, or loaders that make batches alike.",
+        )
+    return found

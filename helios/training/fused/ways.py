@@ -23,15 +23,16 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from helios.errors import HeliosError
+from helios.training.fused.objective import Objective
 
 aten = torch.ops.aten
 
-Loss = Callable[[Any, Any], Any]
 Step = Callable[..., Any]
-"""Fills the gradients and returns the losses, one per model: ``step(parameters, buffers, gradients, scale, batch)``."""
+"""Fills the gradients and returns each model's loss and metrics:
+``step(parameters, buffers, gradients, scale, batch)``."""
 POOLING = {nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d}
 NORMALISING = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 STREAMS = 32
@@ -61,10 +62,6 @@ MEASURED_S = 0.2
 """About how long each way is measured, s."""
 
 
-class LossInvalid(HeliosError):
-    """The loss is neither a mean nor one value per sample."""
-
-
 class CannotFuse(HeliosError):
     """A module cannot be run for many models at once."""
 
@@ -89,38 +86,22 @@ def autocast(device: torch.device, precision: torch.dtype | None) -> AbstractCon
     return context
 
 
-def mean_loss(loss: Loss, output: Any, target: Any) -> Any:
-    """Return the mean of a model's losses."""
-    value = loss(output, target)
-    return value if value.dim() == 0 else value.mean()
+class _Step(nn.Module):  # type: ignore[misc]  # because torch is not followed: it is optional
+    """Module that returns a model's loss and metrics.
 
-
-def check_loss(loss: Loss, output: Any, target: Any, batch_size: int) -> None:
-    """Refuse a loss that is neither a mean nor per sample.
-
-    Raises
-    ------
-    LossInvalid
-        It has another shape, or grows with the batch.
+    So ``functional_call`` gives a model its tensors for all of a step, not for one call alone.
     """
-    hint = "Return the mean over the batch, or one value per sample, as PyTorch's losses with reduction='none' do."
-    value = loss(output, target)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        raise LossInvalid("The loss is no tensor of floating-point numbers.", hint=hint)
-    if value.dim() == 0:
-        # A mean does not change when each sample is there twice; a sum doubles.
-        twice = loss(*tree_map(lambda tensor: torch.cat([tensor, tensor]), (output, target)))
-        if not torch.allclose(twice, value, rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise LossInvalid(
-                f"The loss of a batch with each sample twice is {twice.item():.6g}, not {value.item():.6g}: no mean.",
-                hint=hint,
-            )
-    elif value.shape != (batch_size,):
-        raise LossInvalid(f"The loss has the shape {tuple(value.shape)} for {batch_size} samples.", hint=hint)
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, *batch: Any) -> Any:
+        return self.objective(self.model, list(batch))
 
 
 class Functional:
-    """A model's loss as a function of stacked parameters and buffers.
+    """A model's loss and metrics as a function of stacked parameters and buffers.
 
     Parameters
     ----------
@@ -133,15 +114,14 @@ class Functional:
     def __init__(
         self,
         template: nn.Module,
-        loss: Loss,
+        objective: Objective,
         names: Sequence[str],
         buffer_names: Sequence[str],
         precision: torch.dtype | None,
     ) -> None:
-        self.template = template
-        self.loss = loss
-        self.names = list(names)
-        self.buffer_names = list(buffer_names)
+        self._step = _Step(template, objective)
+        self.names = [f"model.{name}" for name in names]
+        self.buffer_names = [f"model.{name}" for name in buffer_names]
         self.precision = precision
         # Operators made of others, such as a whole LSTM, have no rule for many models. Below a level of
         # differentiation PyTorch takes them apart. Other models need not pay for that.
@@ -156,19 +136,26 @@ class Functional:
             elif type(module) in NORMALISING and module.momentum is not None and module.affine:
                 module.forward = partial(_normalise_batch, module)
 
-    def _one(self, parameters: Sequence[Any], buffers: Sequence[Any], inputs: Sequence[Any], target: Any) -> Any:
+    def _one(self, parameters: Sequence[Any], buffers: Sequence[Any], batch: Sequence[Any]) -> Any:
+        """Return the loss and the metrics of one model."""
         tensors = dict(zip(self.names, parameters, strict=True)) | dict(zip(self.buffer_names, buffers, strict=True))
-        return mean_loss(self.loss, functional_call(self.template, tensors, tuple(inputs)), target)
+        return functional_call(self._step, tensors, tuple(batch))
 
-    def losses(self, parameters: Sequence[Any], buffers: Sequence[Any], inputs: Sequence[Any], target: Any) -> Any:
-        """Return each model's loss."""
+    def _losses(self, parameters: Sequence[Any], buffers: Sequence[Any], batch: Sequence[Any]) -> Any:
+        """Return the losses and the metrics of the models."""
 
         def one(parameters: Sequence[Any], *others: Any) -> Any:
             if self.take_apart:
-                return vjp(lambda own: self._one(own, *others), parameters)[0]
+                loss, _, metrics = vjp(lambda own: self._one(own, *others), parameters, has_aux=True)
+                return loss, metrics
             return self._one(parameters, *others)
 
-        return self._map_over_models(one, parameters, buffers, inputs, target)
+        return self._map_over_models(one, parameters, buffers, batch)
+
+    def evaluate(self, parameters: Sequence[Any], buffers: Sequence[Any], batch: Sequence[Any]) -> Any:
+        """Return a row for each model, its loss and its metrics."""
+        losses, metrics = self._losses(parameters, buffers, batch)
+        return torch.stack([losses, *metrics], 1)
 
     def _map_over_models(self, one: Callable[..., Any], parameters: Sequence[Any], *others: Any) -> Any:
         device = parameters[0].device
@@ -186,24 +173,23 @@ class Functional:
             return context
         return torch.backends.cudnn.flags(enabled=False) if device.type == "cuda" else nullcontext()
 
-    def step(  # noqa: PLR0917  # because torch.func and make_fx give arguments by position
+    def step(
         self,
         parameters: Sequence[Any],
         buffers: Sequence[Any],
         gradients: Sequence[Any],
         scale: Sequence[Any],
-        inputs: Sequence[Any],
-        target: Any,
+        batch: Sequence[Any],
     ) -> Any:
-        """Fill ``gradients`` and return the losses.
+        """Fill ``gradients``, and return a row for each model, its loss and its metrics.
 
         The sum of the losses is differentiated: it has for each model the gradient that the model has alone.
         """
         if self.take_apart:
-            losses, found = self._map_over_models(self._one_step, parameters, buffers, scale, inputs, target)
+            losses, metrics, found = self._map_over_models(self._one_step, parameters, buffers, scale, batch)
         else:
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-            losses = self.losses(leaves, buffers, inputs, target)
+            losses, metrics = self._losses(leaves, buffers, batch)
             total = (losses * scale[0]).sum() if scale else losses.sum()
             found = torch.autograd.grad(total, leaves, allow_unused=True)
         for gradient, own in zip(gradients, found, strict=True):
@@ -211,13 +197,13 @@ class Functional:
                 gradient.zero_()
             else:
                 gradient.copy_(own)
-        return losses.detach()
+        return torch.stack([losses.detach(), *metrics], 1) if metrics else losses.detach().unsqueeze(1)
 
     def _one_step(
-        self, parameters: Sequence[Any], buffers: Sequence[Any], scale: Sequence[Any], inputs: Any, target: Any
+        self, parameters: Sequence[Any], buffers: Sequence[Any], scale: Sequence[Any], batch: Sequence[Any]
     ) -> Any:
-        loss, pull_back = vjp(lambda own: self._one(own, buffers, inputs, target), parameters)
-        return loss, pull_back(scale[0].to(loss.dtype) if scale else torch.ones_like(loss))[0]
+        loss, pull_back, metrics = vjp(lambda own: self._one(own, buffers, batch), parameters, has_aux=True)
+        return loss, metrics, pull_back(scale[0].to(loss.dtype) if scale else torch.ones_like(loss))[0]
 
 
 class _PerChannel(torch.autograd.Function):  # type: ignore[misc]  # because torch is not followed: it is optional
@@ -356,11 +342,9 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False, comp
         raise CannotFuse("The operators of a step differ from one call to the next.")
     run = torch.compile(graph, fullgraph=True, dynamic=False) if compiled else _simplify(graph).forward
 
-    def step(  # noqa: PLR0917  # because it stands for Functional.step
-        parameters: Any, buffers: Any, gradients: Any, scale: Any, inputs: Any, target: Any
-    ) -> Any:
+    def step(parameters: Any, buffers: Any, gradients: Any, scale: Any, batch: Any) -> Any:
         with torch.no_grad():
-            return run(*parameters, *buffers, *gradients, *scale, *inputs, target)
+            return run(*parameters, *buffers, *gradients, *scale, *batch)
 
     return step
 
@@ -573,7 +557,7 @@ def find_failure(template: nn.Module, run: Callable[[], Any]) -> Obstacle | None
         try:
             run()
         except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
-            return Obstacle(running[-1] if running else "the loss or the backward pass", _plain_reason(error))
+            return Obstacle(running[-1] if running else "the loss, the step or the backward pass", _plain_reason(error))
     return None
 
 

@@ -212,8 +212,7 @@ class Agent:
         self._shared: dict[str, _SharedDevice] = {}  # by device
         self._segments: dict[int, _Segment] = {}  # by process id
         self._segments_made = 0
-        self._warm: subprocess.Popen[bytes] | None = None
-        self._warm_failed, self._warm_partial_line = False, b""
+        self._warm: dict[str, _WarmProcess] = {}  # by the identity of the sweep's folder
         # Trials that the warm process has not reported yet, by number, and ends of such trials, by process id.
         self._pending: dict[int, tuple[dict[str, Any], _RunningTrial]] = {}
         self._ended_early: dict[int, tuple[int, float, float]] = {}
@@ -247,9 +246,10 @@ class Agent:
         if limit_mib is not None and not gpus and self._groups is not None:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
-        environment = {**os.environ, **order["environment"], POOL: self._pool, TRIAL: str(number)}
+        own = {POOL: order["pool"], TRIAL: order["trial"]}
+        environment = {**os.environ, **order["environment"], **own}
         trial = _RunningTrial(
-            number=number, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpus=gpus, group=group
+            number=number, own=own, pid=0, began_s=time.monotonic(), limit_mib=limit_mib, gpus=gpus, group=group
         )
         if order.get("warm") and self._start_warm(order, trial, environment):
             return
@@ -288,7 +288,7 @@ class Agent:
         """Start a trial in a free or new container."""
         groups = None if order.get("gpus") else self._groups
         try:
-            segment = self._free_segment(groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
+            segment = self._free_segment(order["pool"], groups, limit_mib, keeps_limit=order["segment"]["keeps_limit"])
             segment = segment or self._new_segment(order, limit_mib)
         except (OSError, ValueError, subprocess.SubprocessError) as reason:
             self._report_not_started(number, None, reason)
@@ -297,6 +297,7 @@ class Agent:
         pid, group = segment.process.pid, segment.group
         segment.trial = _RunningTrial(
             number=number,
+            own={POOL: order["pool"], TRIAL: order["trial"]},
             pid=pid,
             began_s=time.monotonic(),
             limit_mib=limit_mib,
@@ -306,17 +307,18 @@ class Agent:
             group_kills=groups.kills(group) if groups is not None and group is not None else 0,
         )
         run = {name: order[name] for name in ("number", "argv", "folder", "log", "warm")}
-        run["environment"] = {**order["environment"], POOL: self._pool, TRIAL: str(number)}
+        run["environment"] = {**order["environment"], **segment.trial.own}
         if limit_mib is not None and group is None and not order.get("gpus"):
             run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * _MIB)
         self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": _OOM_SCORE, "group": ""})
         self._report_started(segment.trial, pid)
 
     def _free_segment(
-        self, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
+        self, pool: str, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
     ) -> _Segment | None:
-        """Return a free container with this limit, or kill the free ones and return None."""
-        free = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        """Return a free container of a sweep with this limit, or kill the free ones and return None."""
+        unused = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
+        free = [segment for segment in unused if segment.pool == pool]
         for segment in free:
             if segment.limit_mib == limit_mib:
                 return segment
@@ -326,14 +328,14 @@ class Agent:
                 return free[0]
         elif free and not keeps_limit:
             return free[0]
-        for segment in free:
+        for segment in free or unused[:1]:  # that of another sweep holds the memory of a slot
             self._kill_segment(segment)
         return None
 
     def _new_segment(self, order: dict[str, Any], limit_mib: float | None) -> _Segment:
         template, group = order["segment"], None
         self._segments_made += 1
-        name = f"helios-{self._pool}-{os.getpid()}-{self._segments_made}"
+        name = f"helios-{order['pool']}-{os.getpid()}-{self._segments_made}"
         if limit_mib is not None and not order.get("gpus") and self._groups is not None and not template["keeps_limit"]:
             with contextlib.suppress(OSError):  # then the limit is kept by watching
                 group = self._groups.make(name, limit_mib)
@@ -344,7 +346,7 @@ class Agent:
                         *(fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["command"]),
                         *template["serve"],
                     ],
-                    env={**os.environ, POOL: self._pool},
+                    env={**os.environ, POOL: order["pool"]},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -362,6 +364,7 @@ class Agent:
         root = fill_placeholders(template["root_file"], segment=name, limit_mib=limit_mib)
         segment = self._segments[process.pid] = _Segment(
             process=process,
+            pool=order["pool"],
             limit_mib=limit_mib,
             group=group,
             remove=[fill_placeholders(word, segment=name, limit_mib=limit_mib) for word in template["remove"]],
@@ -438,12 +441,13 @@ class Agent:
 
         Returns False where there is none.
         """
-        if self._warm is None and not self._warm_failed:
+        warm = self._warm.setdefault(order["pool"], _WarmProcess())
+        if warm.process is None and not warm.failed:
             common = {name: value for name, value in environment.items() if name not in order["own"]}
             try:
-                self._warm = subprocess.Popen(
+                warm.process = subprocess.Popen(
                     [order["argv"][0], str(Path(__file__).with_name("warm.py")), *order["warm"]],
-                    env={**common, POOL: self._pool},
+                    env=common,
                     cwd=order["folder"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -451,15 +455,15 @@ class Agent:
                     preexec_fn=partial(_LIBC.prctl, _SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - as above
                 )
             except OSError as reason:
-                self._warm_failed = True
+                warm.failed = True
                 self._send_event({"event": "warm_failed", "reason": str(reason)})
-        if self._warm is None or self._warm.stdin is None:
+        if warm.process is None or warm.process.stdin is None:
             return False
         self._pending[trial.number] = (order, trial)
         message = {**order, "environment": environment, "oom_score": _OOM_SCORE, "group": str(trial.group or "")}
         try:
-            self._warm.stdin.write(json.dumps(message).encode() + b"\n")
-            self._warm.stdin.flush()
+            warm.process.stdin.write(json.dumps(message).encode() + b"\n")
+            warm.process.stdin.flush()
         except BrokenPipeError:
             del self._pending[trial.number]
             return False
@@ -468,21 +472,22 @@ class Agent:
     def readers(self) -> dict[int, Callable[[], None]]:
         """Return the descriptors to read from, each with the function that reads it."""
         readers: dict[int, Callable[[], None]] = {}
-        if self._warm is not None and self._warm.stdout is not None:
-            readers[self._warm.stdout.fileno()] = self._read_warm
+        for pool, warm in self._warm.items():
+            if warm.process is not None and warm.process.stdout is not None:
+                readers[warm.process.stdout.fileno()] = partial(self._read_warm, pool, warm)
         for segment in self._segments.values():
             if segment.process.stdout is not None and not segment.process.stdout.closed:
                 readers[segment.process.stdout.fileno()] = partial(self._read_segment, segment)
         return readers
 
-    def _read_warm(self) -> None:
-        """Handle the messages of the warm process.
+    def _read_warm(self, pool: str, warm: _WarmProcess) -> None:
+        """Handle the messages of a warm process.
 
         If it has ended, its trials are started without it.
         """
-        assert self._warm is not None and self._warm.stdout is not None
-        read = os.read(self._warm.stdout.fileno(), 65_536)
-        *lines, self._warm_partial_line = (self._warm_partial_line + read).split(b"\n")
+        assert warm.process is not None and warm.process.stdout is not None
+        read = os.read(warm.process.stdout.fileno(), 65_536)
+        *lines, warm.partial_line = (warm.partial_line + read).split(b"\n")
         for message in map(json.loads, lines):
             if "failed" in message:
                 for module, reason in message["failed"].items():
@@ -496,10 +501,11 @@ class Agent:
             if (ended := self._ended_early.pop(trial.pid, None)) is not None:
                 self._report_ended(trial, *ended)
         if not read:
-            self._warm, self._warm_failed, self._warm_partial_line = None, True, b""
+            warm.process, warm.failed = None, True
             self._send_event({"event": "warm_failed", "reason": "the warm process ended"})
-            pending, self._pending = list(self._pending.values()), {}
+            pending = [each for each in self._pending.values() if each[0]["pool"] == pool]
             for order, trial in pending:
+                del self._pending[trial.number]
                 if trial.group is not None:
                     _remove_group(trial.group)
                 self.start({**order, "warm": None})
@@ -536,8 +542,8 @@ class Agent:
                 self._segment_ended(segment, *ended)
             elif (trial := by_pid.get(pid)) is not None:
                 self._report_ended(trial, *ended)
-            elif self._warm is not None and pid == self._warm.pid:
-                self._warm.returncode = status
+            elif warm := [each.process for each in self._warm.values() if each.process and each.process.pid == pid]:
+                warm[0].returncode = status
             elif self._pending:  # perhaps a trial that the warm process has not reported yet
                 self._ended_early[pid] = ended
 
@@ -867,6 +873,8 @@ class _RunningTrial:
 
     Attributes
     ----------
+    own : dict of str to str
+        What identifies its processes in their environment.
     limit_mib, memory_mib, peak_mib : float
         Limit and use of its GPU, on the one where it uses most. Of the machine's memory where it has no GPU.
     kernel_kills, group_kills : int
@@ -892,6 +900,7 @@ class _RunningTrial:
     """
 
     number: int
+    own: dict[str, str]
     pid: int
     began_s: float
     limit_mib: float | None
@@ -965,6 +974,15 @@ class _SharedDevice:
 
 
 @dataclass
+class _WarmProcess:
+    """A process that has done the imports of a sweep's trials."""
+
+    process: subprocess.Popen[bytes] | None = None
+    failed: bool = False
+    partial_line: bytes = b""
+
+
+@dataclass
 class _Segment:
     """A container in which trials run one after another.
 
@@ -979,6 +997,7 @@ class _Segment:
     """
 
     process: subprocess.Popen[bytes]
+    pool: str
     limit_mib: float | None
     group: Path | None
     remove: list[str]
@@ -1044,7 +1063,10 @@ def _is_part_of(pid: int, trial: _RunningTrial) -> bool:
     """Return whether a process belongs to a trial."""
     with contextlib.suppress(psutil.Error, OSError):
         # The environment of a fork of the warm process reads as that of the warm process.
-        return os.getsid(pid) == trial.pid or _environment_variable(psutil.Process(pid), TRIAL) == str(trial.number)
+        process = psutil.Process(pid)
+        return os.getsid(pid) == trial.pid or all(
+            _environment_variable(process, name) == value for name, value in trial.own.items()
+        )
     return False
 
 

@@ -1,6 +1,6 @@
-"""Coordinator of a pool, which runs a sweep's trials.
+"""Coordinator of a pool, which runs the trials of one or several sweeps.
 
-It asks the search for trials and a service which of them to start where, has the agent start them, reads what they
+It asks each search for trials and a service which of them to start where, has the agent start them, reads what they
 report, and records how they end. It waits for events and does nothing in between but read reports.
 """
 
@@ -13,17 +13,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 from helios.training.model import (
     Device,
-    Forecast,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
-    SharedSpeed,
     ShareTrial,
     StartTrial,
     StopTrial,
@@ -34,17 +31,13 @@ from helios.training.model import (
 )
 from helios.training.pool.attempts import Attempts
 from helios.training.pool.clock import steady_s
-from helios.training.pool.containers import Container
 from helios.training.pool.devices import Node
 from helios.training.pool.endings import Endings
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
-from helios.training.pool.search import Search
-from helios.training.pool.state import StateFile
-from helios.training.pool.sweep import TrainingSweep
-from helios.training.pool.trials import COST, DECIDE_S, SweepTrials
+from helios.training.pool.trials import COST, DECIDE_S, PoolSweep, Sweeps, SweepTrials
 
 MORE_ROOM = 1.5
 """What a trial that was killed for memory gets of its last limit."""
@@ -124,21 +117,26 @@ class PoolEnd:
 
     Attributes
     ----------
-    reason : str
-        Why trials are left. Empty where none are.
+    reasons : tuple of str
+        Why trials are left, for each sweep. Empty where none are.
     signal : int, optional
         What ended it from outside.
     notes : tuple of str
         What a person should know.
     """
 
-    reason: str = ""
+    reasons: tuple[str, ...] = ("",)
     signal: int | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def reason(self) -> str:
+        """Why trials of any sweep are left."""
+        return next(filter(None, self.reasons), "")
+
 
 class Coordinator:
-    """Runs the trials of a sweep.
+    """Runs the trials of sweeps.
 
     Parameters
     ----------
@@ -151,67 +149,52 @@ class Coordinator:
     watcher : Watcher, optional
     warm : sequence of str
         Modules that a warm process imports once for all trials.
-    forecast : Forecast, optional
-        Tells the service what to expect of trials. By default nothing but the sweep file tells it.
-    known_speeds : sequence of SharedSpeed
-        Measured in earlier pools on such devices.
-    container : Container, optional
-        What trials run in.
     nodes : sequence of Node
         Other nodes of the allocation.
     mps : bool
         Whether to run NVIDIA's MPS on each node while the pool runs.
+    notes : sequence of str
+        What a person should know from the start.
     """
 
     def __init__(
         self,
         *,
-        sweep: TrainingSweep,
-        search: Search,
-        state: StateFile,
+        sweeps: Sequence[PoolSweep],
         devices: Sequence[Device],
         decide: Decide,
-        folder: Path,
         ends_s: float | None = None,
         margin_s: float = 60.0,
         watcher: Watcher | None = None,
         warm: Sequence[str] = (),
-        container: Container | None = None,
         nodes: Sequence[Node] = (),
         mps: bool = False,
-        forecast: Forecast | None = None,
-        known_speeds: Sequence[SharedSpeed] = (),
     ) -> None:
-        self.sweep, self.state, self.ends_s = sweep, state, ends_s
+        self.ends_s = ends_s
         self._decide, self._margin_s, self._watcher = decide, margin_s, watcher
         self._notes = Notes(None if watcher is None else watcher.event)
         self._attempts = Attempts()
-        self._trials = SweepTrials(
-            sweep=sweep,
-            search=search,
-            state=state,
-            attempts=self._attempts,
-            notes=self._notes,
-            folder=folder,
-            forecast=forecast,
+        self.sweeps = Sweeps(
+            SweepTrials(
+                source,
+                place=place,
+                others=[other.sweep for other in sweeps if other is not source],
+                attempts=self._attempts,
+                notes=self._notes,
+            )
+            for place, source in enumerate(sweeps)
         )
-        self._readings = Readings(
-            trials=self._trials, attempts=self._attempts, notes=self._notes, known_speeds=known_speeds
-        )
-        self._endings = Endings(
-            trials=self._trials, attempts=self._attempts, readings=self._readings, notes=self._notes
-        )
+        self._readings = Readings(sweeps=self.sweeps, notes=self._notes)
+        self._endings = Endings(sweeps=self.sweeps, attempts=self._attempts, readings=self._readings, notes=self._notes)
         self._launcher = Launcher(
-            trials=self._trials,
+            sweeps=self.sweeps,
             attempts=self._attempts,
             readings=self._readings,
             endings=self._endings,
             notes=self._notes,
             devices=devices,
             nodes=nodes,
-            folder=folder,
             warm=warm,
-            container=container,
             mps=mps,
         )
         self._signal: int | None = None
@@ -234,8 +217,14 @@ class Coordinator:
         left_s = self._left_s
         trials = [
             *(replace(attempt.trial, curve=attempt.curve.points) for attempt in self._attempts.running.values()),
-            *(trial for trial in self._trials.waiting.values() if self._trials.fits(trial, left_s)),
-            *self._trials.just_ended,
+            *(
+                trial
+                for trials in self.sweeps
+                if trials.hold_until_s <= steady_s()
+                for trial in trials.waiting.values()
+                if trials.fits(trial, left_s)
+            ),
+            *(trial for trials in self.sweeps for trial in trials.just_ended),
         ]
         return PoolSnapshot(
             now_s=steady_s(),
@@ -246,23 +235,20 @@ class Coordinator:
             speeds=self._readings.speeds,
         )
 
-    @property
-    def total(self) -> int:
-        """Number of trials of the whole sweep."""
-        return max(self.sweep.trials, len(self.state.trials))
-
     def run(self) -> PoolEnd:
         """Run until nothing is left to do."""
-        trials, attempts = self._trials, self._attempts
-        trials.restore()
+        attempts = self._attempts
+        for trials in self.sweeps:
+            for note in trials.source.notes:
+                self._notes.note(note)
+            trials.restore()
         self._launcher.end_interrupted()
         try:
             with self._handlers():
                 self._launcher.start_agents()
                 while True:
                     self._step()
-                    settled = not trials.unreported and not self.state.problem
-                    may_end = attempts.stop_reason or (settled and not trials.may_start_any(self._left_s))
+                    may_end = attempts.stop_reason or all(trials.is_done(self._left_s) for trials in self.sweeps)
                     if not attempts.running and may_end:
                         break
                     self._wait()
@@ -270,12 +256,8 @@ class Coordinator:
             self._launcher.close()
             os.close(self._wake[0])
             os.close(self._wake[1])
-        reason = attempts.stop_reason
-        if not reason and trials.waiting:
-            reason = "the time left is too short for the trials that wait"
-        if not trials.waiting and trials.exhausted:
-            reason = ""
-        return PoolEnd(reason=reason, signal=self._signal, notes=self._notes.texts)
+        reasons = tuple(trials.why_left(attempts.stop_reason) for trials in self.sweeps)
+        return PoolEnd(reasons=reasons, signal=self._signal, notes=self._notes.texts)
 
     def _step(self) -> None:
         now = steady_s()
@@ -291,21 +273,30 @@ class Coordinator:
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
                 self._launcher.end(attempt, _TERM_GRACE_S)
-        if not self.state.retry():
-            self._trials.pause_starts(self.state.problem)
-        if self.sweep.search is not None or self._attempts.stop_reason:
-            self._trials.report_to_search()  # what the search chooses next depends on it
-        if not self._attempts.stop_reason and now >= self._trials.hold_until_s:
-            if self._trials.ask(sum(device.slots for device in self.devices)):
-                self._launcher.end_interrupted()
-            if self._trials.changed or now >= self._decide_at_s:
-                self._trials.changed = False
-                self._run_service()
-                self._decide_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
+        for trials in self.sweeps:
+            if not trials.state.retry():
+                trials.pause_starts(trials.state.problem)
+            if trials.sweep.search is not None or self._attempts.stop_reason:
+                trials.report_to_search()  # what the search chooses next depends on it
+        if not self._attempts.stop_reason:
+            self._start_trials(now)
         self._launcher.divide_devices()
-        self._trials.report_to_search()
+        for trials in self.sweeps:
+            trials.report_to_search()
         if self._watcher is not None:
             self._watcher.refresh(self)
+
+    def _start_trials(self, now: float) -> None:
+        """Ask the searches for trials, and the service which of them start."""
+        ready = [trials for trials in self.sweeps if now >= trials.hold_until_s]
+        for trials in ready:
+            if trials.ask(sum(device.slots for device in self.devices)):
+                self._launcher.end_interrupted()
+        if ready and (any(trials.changed for trials in ready) or now >= self._decide_at_s):
+            for trials in ready:
+                trials.changed = False
+            self._run_service()
+            self._decide_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
 
     def _wait(self) -> None:
         """Wait for the next event, signal or due time."""
@@ -313,9 +304,9 @@ class Coordinator:
         if self.ends_s is not None:
             due.append(self.ends_s - self._margin_s)
         if not self._attempts.stop_reason:
-            due.append(0.0 if self._trials.changed else self._decide_at_s)
-        if self.state.unsynced:
-            due.append(self._trials.sync_at_s)
+            changed = any(trials.changed and trials.hold_until_s <= steady_s() for trials in self.sweeps)
+            due.append(0.0 if changed else self._decide_at_s)
+        due += [trials.sync_at_s for trials in self.sweeps if trials.state.unsynced]
         timeout = max(0.0, min(due) - steady_s()) if self._attempts.running else _READ_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake[0], selectors.EVENT_READ)
@@ -373,10 +364,11 @@ class Coordinator:
         self._attempts.stop_reason = self._attempts.stop_reason or reason
         self._notes.publish({"event": "stopping", "reason": reason})
         now = steady_s()
-        grace = self._margin_s / 2
-        if self._signal is not None:
-            grace = self.sweep.grace_s if self.ends_s is None else min(grace, self.sweep.grace_s)
         for attempt in self._attempts.running.values():
+            grace = self._margin_s / 2
+            if self._signal is not None:
+                own = self.sweeps.of(attempt.trial.number).sweep.grace_s
+                grace = own if self.ends_s is None else min(grace, own)
             # Who has reported nothing does not read requests. It may still end by itself when time is up, but whoever
             # interrupts does not want to wait.
             listens = attempt.has_reported or self._signal is None
@@ -385,9 +377,11 @@ class Coordinator:
 
     def _run_service(self) -> None:
         """Ask the service and apply its actions."""
-        self._trials.expect()
+        for trials in self.sweeps:
+            trials.expect()
         snapshot = self.snapshot()
-        self._trials.just_ended.clear()
+        for trials in self.sweeps:
+            trials.just_ended.clear()
         try:
             actions = list(self._decide(snapshot))
         except Exception as reason:
@@ -412,11 +406,12 @@ class Coordinator:
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
         if attempt is None or attempt.asked in {wanted, TaskRequest.STOP}:
             return
+        trials = self.sweeps.of(action.number)
         self._notes.publish(
-            {"event": "asked", "number": action.number, "request": str(wanted), "reason": action.reason}
+            {"event": "asked", **trials.identify(action.number), "request": str(wanted), "reason": action.reason}
         )
         if isinstance(action, StopTrial):
-            attempt.stop(self.sweep.grace_s, finished=action.reason if action.finished else "")
+            attempt.stop(trials.sweep.grace_s, finished=action.reason if action.finished else "")
         else:
             attempt.request(wanted)
 

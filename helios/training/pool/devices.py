@@ -237,14 +237,14 @@ class Node:
 
 
 def find_nodes(
-    sweep: Path, folder: Path, options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
+    sweeps: Mapping[Path, Path], options: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ
 ) -> tuple[Node, ...]:
     """Return the other nodes of this Slurm job.
 
     Parameters
     ----------
-    sweep, folder : Path
-        The sweep file, and the folder of the pool.
+    sweeps : mapping of Path to Path
+        The folder of each sweep file.
     options : mapping
         Options of :func:`find_devices`.
 
@@ -260,7 +260,8 @@ def find_nodes(
     listed = _output(["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]])
     names = listed.split()
     cores = dict(zip(names, _counts(environment.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
-    request = json.dumps({"sweep": str(sweep.absolute()), "folder": str(folder), "options": dict(options)})
+    folders = {str(path.absolute()): str(folder) for path, folder in sweeps.items()}
+    request = json.dumps({"sweeps": folders, "options": dict(options)})
     found = []
     for name in names:
         if name == here:
@@ -312,9 +313,8 @@ def main(text: str) -> None:
     request = json.loads(text)
     try:
         devices = find_devices(**request["options"])
-        find_container(
-            read_training_sweep(Path(request["sweep"])), Path(request["folder"]), gpus=devices[0].kind == "gpu"
-        )
+        for path, folder in request["sweeps"].items():
+            find_container(read_training_sweep(Path(path)), Path(folder), gpus=devices[0].kind == "gpu")
     except HeliosError as reason:
         sys.stdout.write(json.dumps({"problem": reason.message, "hint": reason.hint}) + "\n")
         return

@@ -18,7 +18,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
 from helios.training.pool.state import TrialRecord
-from helios.training.pool.trials import MOST_MEMORY_KILLS, SweepTrials
+from helios.training.pool.trials import MOST_MEMORY_KILLS, Sweeps
 
 MOST_OUTSIDE_KILLS = 10
 """How often a trial is started again that somebody else killed."""
@@ -33,8 +33,8 @@ _OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 class Endings:
     """Decides what becomes of trials whose process has ended."""
 
-    def __init__(self, *, trials: SweepTrials, attempts: Attempts, readings: Readings, notes: Notes) -> None:
-        self._trials, self._attempts, self._readings, self._notes = trials, attempts, readings, notes
+    def __init__(self, *, sweeps: Sweeps, attempts: Attempts, readings: Readings, notes: Notes) -> None:
+        self._sweeps, self._attempts, self._readings, self._notes = sweeps, attempts, readings, notes
         self._outside_kills: dict[int, int] = {}
 
     def end(self, attempt: Attempt, event: Mapping[str, Any]) -> None:
@@ -45,15 +45,16 @@ class Endings:
         what, state, reason = self._outcome(attempt, int(event["status"]), event)
         peak_mib = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / attempt.parts
         peaks = [peak for peak in (peak_mib, attempt.trial.peak_memory_mib) if peak is not None]
-        ended = self._trials.describe_run(
+        trials = self._sweeps.of(attempt.trial.number)
+        ended = trials.describe_run(
             replace(attempt, trial=replace(attempt.trial, peak_memory_mib=max(peaks, default=None))),
             what,
             float(event["seconds"]),
             utilization=event.get("utilization"),
             energy_j=event.get("energy_j"),
         )
-        record = self._trials.record_end(attempt, what, state, reason, ended, seconds=float(event["seconds"]))
-        self._notes.publish({"event": what, **record.to_json()})
+        record = trials.record_end(attempt, what, state, reason, ended, seconds=float(event["seconds"]))
+        self._notes.publish({"event": what, **trials.identify(attempt.trial.number), **record.to_json()})
 
     def end_if_done(self, attempt: Attempt) -> None:
         """End a trial that its process has done with."""
@@ -71,16 +72,16 @@ class Endings:
             self.end_if_done(attempt)
         del self._attempts.processes[process.number]
         left = [attempt for attempt in attempts if attempt.trial.number in self._attempts.running]
-        status, shared = int(event["status"]), len(left) > 1
+        fusion, status, shared = self._sweeps.of(process.number).fusion, int(event["status"]), len(left) > 1
         of_memory = bool(event["out_of_memory"]) or (status != 0 and any(map(_log_shows_out_of_memory, left[:1])))
         crashed = status not in _OUTSIDE | {0, 127} and not of_memory
         for attempt in left:
             if shared and (of_memory or crashed):
                 attempt.ended = {"ended": "together"}
             if crashed:  # who is to blame is not known
-                self._trials.fusion.separate.add(attempt.trial.number)
+                fusion.separate.add(attempt.trial.number)
         if shared and of_memory:
-            self._trials.fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
+            fusion.limit_fused(left[0].trial.parameters, len(left) // 2)
         if status == 0:  # it had gone when they were told to it
             event = {**event, "status": -signal.SIGTERM, "reason": "left by its process"}
         share = None if event["peak_memory_mib"] is None else event["peak_memory_mib"] / max(1, len(left))
@@ -91,7 +92,8 @@ class Endings:
         self, attempt: Attempt, status: int, event: Mapping[str, Any]
     ) -> tuple[str, TrialState, str]:
         """Return how an attempt ended, what the trial is now, and why."""
-        record = self._trials.state.trials[attempt.trial.number]
+        trials, number = self._sweeps.of(attempt.trial.number), attempt.trial.number
+        record = trials.record(number)
         asked = bool(event.get("asked"))
         how, why = attempt.ended.get("ended"), str(attempt.ended.get("reason", ""))
         if how == "diverged":
@@ -113,10 +115,10 @@ class Endings:
             return _out_of_memory(attempt, record)
         why = why or (str(event["reason"]) if "reason" in event else _status_in_words(status))
         if status in _OUTSIDE:
-            kills = self._outside_kills[record.number] = self._outside_kills.get(record.number, 0) + 1
+            kills = self._outside_kills[number] = self._outside_kills.get(number, 0) + 1
             if kills <= MOST_OUTSIDE_KILLS:
                 return "killed", TrialState.WAITING, f"it was {why}"
-        if record.failures + 1 < self._trials.sweep.attempts:
+        if record.failures + 1 < trials.sweep.attempts:
             return "failed", TrialState.WAITING, why
         return "failed", TrialState.FAILED, f"{why}; see {attempt.log}"
 

@@ -96,6 +96,8 @@ class Fusion:
         None where none may.
     searched : bool
         Whether a search chooses the trials.
+    title : str
+        Begins what such trials have in common, since those of another sweep never train with them.
 
     Attributes
     ----------
@@ -105,8 +107,8 @@ class Fusion:
         Trials that get a new process of their own from now on.
     """
 
-    def __init__(self, program: FusedProgram | None, *, searched: bool) -> None:
-        self._program = program
+    def __init__(self, program: FusedProgram | None, *, searched: bool, title: str = "") -> None:
+        self._program, self._title = program, title
         self.most = (program.together if program else 1) or (MOST_SEARCHED if searched else MOST)
         self._structures: dict[Key, str] = {}
         self._alike: dict[Key, str | None] = {}
@@ -130,7 +132,7 @@ class Fusion:
         key, like = self._keys(parameters)
         structure = self._structures.get(key) or self._alike.get(like, f"like {like}") or f"like {key}"
         common = [f"{name}={value}" for name, value in self._program.common(parameters).items() if value is not None]
-        return " ".join([*common, structure])
+        return " ".join([*([self._title] if self._title else []), *common, structure])
 
     def _keys(self, parameters: Mapping[str, Value]) -> tuple[Key, Key]:
         assert self._program is not None

@@ -10,15 +10,22 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from helios.errors import HeliosError
-from helios.training.model import Device, ShareTrial, StartTrial, Trial, TrialState, node_name, placement
+from helios.training.model import (
+    NUMBERS,
+    Device,
+    ShareTrial,
+    StartTrial,
+    Trial,
+    TrialState,
+    node_name,
+    placement,
+)
 from helios.training.pool import agent
 from helios.training.pool.attempts import Attempt, Attempts, count_parts
 from helios.training.pool.clock import steady_s
-from helios.training.pool.containers import Container
 from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id, join_environments
 from helios.training.pool.endings import Endings
 from helios.training.pool.fusing import FusedProcess
@@ -26,7 +33,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import write_request
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
-from helios.training.pool.trials import SweepTrials
+from helios.training.pool.trials import PoolSweep, Sweeps
 
 _AGENT_DEATHS = 5
 """After so many ends of the agent on this node the pool ends."""
@@ -45,12 +52,8 @@ class Launcher:
         Those of this node.
     nodes : sequence of Node
         Other nodes of the allocation.
-    folder : Path
-        Folder of the pool.
     warm : sequence of str
         Modules that a warm process imports once for all trials.
-    container : Container, optional
-        What trials run in.
     mps : bool
         Whether to run NVIDIA's MPS on each node.
 
@@ -65,38 +68,42 @@ class Launcher:
     def __init__(
         self,
         *,
-        trials: SweepTrials,
+        sweeps: Sweeps,
         attempts: Attempts,
         readings: Readings,
         endings: Endings,
         notes: Notes,
         devices: Sequence[Device],
         nodes: Sequence[Node],
-        folder: Path,
         warm: Sequence[str],
-        container: Container | None,
         mps: bool,
     ) -> None:
-        self._trials, self._attempts, self._readings = trials, attempts, readings
+        self._sweeps, self._attempts, self._readings = sweeps, attempts, readings
         self._endings, self._notes = endings, notes
         self._nodes = {node.name: node for node in nodes}
         self.devices = (*devices, *(device for node in nodes for device in node.devices))
         self._by_name = {device.name: device for device in self.devices}
-        self._folder, self._warm, self._container = folder, list(warm), container
-        pool = trials.state.pool
+        self._warm = list(warm)
+        self._pool = sweeps[0].state.pool
         # The path of its sockets must be short, and on a disk of the node.
-        self._mps = f"{tempfile.gettempdir()}/helios-mps-{pool[:12]}" if mps else ""
-        self._segment: dict[str, Any] | None = None
-        if container is not None:
-            common = dict(agent.mps_environment(self._mps)) if mps else {}
-            common |= device_environment(self.devices[0])
-            common = {name: value for name, value in common.items() if name not in _DEVICE_VARIABLES}
-            common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
-            self._segment = container.segment(folder, trials.sweep, self._warm, pool=pool, environment=common)
+        self._mps = f"{tempfile.gettempdir()}/helios-mps-{self._pool[:12]}" if mps else ""
+        self._segments = {trials.state.pool: self._segment(trials.source) for trials in sweeps}
         self.agents: dict[str, agent.AgentProcess] = {}
         self._agent_deaths: Counter[str] = Counter()
         self._divided: dict[str, dict[int, float]] = {}  # shares that agents know, by device
         self._made = 0
+
+    def _segment(self, source: PoolSweep) -> dict[str, Any] | None:
+        """Return the order to start a container of a sweep, None where it has none."""
+        if source.container is None:
+            return None
+        common = dict(agent.mps_environment(self._mps)) if self._mps else {}
+        common |= device_environment(self.devices[0])
+        common = {name: value for name, value in common.items() if name not in _DEVICE_VARIABLES}
+        common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
+        return source.container.segment(
+            source.folder, source.sweep, self._warm, pool=source.state.pool, environment=common
+        )
 
     def start_agents(self) -> None:
         """Start an agent on each node."""
@@ -107,29 +114,32 @@ class Launcher:
         """End the agents and all that they started."""
         for each in self.agents.values():
             each.close()
-        if self._container is not None:
-            self._container.remove_left(self._trials.state.pool, self._folder)
+        for source in [trials.source for trials in self._sweeps]:
+            if source.container is not None:
+                source.container.remove_left(source.state.pool, source.folder)
 
     def end_interrupted(self) -> None:
         """End what pools that were killed have left on this machine."""
         left = 0
-        for pool in self._trials.state.interrupted:
-            left += agent.kill_leftovers(pool)
-            if self._container is not None:
-                self._container.remove_left(pool, self._folder)
-        self._trials.state.interrupted.clear()
+        for source in [trials.source for trials in self._sweeps]:
+            for pool in source.state.interrupted:
+                left += agent.kill_leftovers(pool)
+                if source.container is not None:
+                    source.container.remove_left(pool, source.folder)
+            source.state.interrupted.clear()
         if left:
             self._notes.note(f"{left} processes of the pool's last run were ended")
 
     def start(self, action: StartTrial) -> None:
         """Start a trial where a service wants it, if it may."""
-        trial = self._trials.waiting.get(action.number)
+        trials = self._sweeps.of(action.number)
+        trial = trials.waiting.get(action.number)
         devices = tuple(self._by_name[name] for name in dict.fromkeys(action.devices) if name in self._by_name)
-        if trial is None or len(devices) < max(1, len(action.devices)) or self._trials.state.problem:
+        if trial is None or len(devices) < max(1, len(action.devices)) or trials.state.problem:
             return
         if len(placement(action.devices)) > 1:
             names = " and ".join(action.devices)
-            self._notes.note(f"Trial {trial.number} is not started on {names}: a trial runs on one node")
+            self._notes.note(f"Trial {trial.label} is not started on {names}: a trial runs on one node")
             return
         if action.into is not None:
             beside = self._attempts.running.get(action.into)
@@ -144,20 +154,21 @@ class Launcher:
         Those without trials are told that none will come.
         """
         for process in list(self._attempts.processes.values()):
+            trials = self._sweeps.of(process.number)
             if not process.trials and not process.closed:
                 process.closed = True
                 process.add_message({"close": True})
             try:
                 process.write()
             except OSError as reason:  # they are told when there is room
-                self._trials.pause_starts(reason.strerror or str(reason))
+                trials.pause_starts(reason.strerror or str(reason))
                 continue
             if not process.started and not process.trials:
                 del self._attempts.processes[process.number]
             elif not process.started:
-                assert self._trials.sweep.fused is not None
+                assert trials.sweep.fused is not None
                 process.started = True
-                words = [sys.executable, "-P", "-m", FUSED_TASK, self._trials.sweep.fused.program, str(process.file)]
+                words = [sys.executable, "-P", "-m", FUSED_TASK, trials.sweep.fused.program, str(process.file)]
                 log = str(process.folder / "log.txt")
                 order = {"number": process.number, "argv": words, "log": log, "limit_mib": process.limit_mib}
                 self._order_start(process.devices, order, {})
@@ -182,8 +193,8 @@ class Launcher:
             note = "The trials of a process cannot be held back one by one: their share is that of the process"
             self._notes.note(note)
         attempt.share = action.share
-        fields = {"number": action.number, "share": action.share, "reason": action.reason}
-        self._notes.publish({"event": "shared", **fields})
+        of = self._sweeps.of(action.number).identify(action.number)
+        self._notes.publish({"event": "shared", **of, "share": action.share, "reason": action.reason})
 
     def divide_devices(self) -> None:
         """Tell agents how their devices' time is divided, where that has changed."""
@@ -209,7 +220,8 @@ class Launcher:
         self._agent_deaths[name] += 1
         self.agents.pop(name).close()
         if not name:
-            agent.kill_leftovers(self._trials.state.pool)
+            for trials in self._sweeps:
+                agent.kill_leftovers(trials.state.pool)
         for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
         for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
@@ -231,7 +243,7 @@ class Launcher:
 
     def _start_agent(self, name: str) -> None:
         step = self._nodes[name].step if name else ()
-        self.agents[name] = agent.AgentProcess(self._trials.state.pool, step, mps=self._mps)
+        self.agents[name] = agent.AgentProcess(self._pool, step, mps=self._mps)
 
     def _may_start(self, trial: Trial, device: Device) -> bool:
         """Return whether a trial may join those that a device has."""
@@ -239,34 +251,38 @@ class Launcher:
         processes = {each.process_number for each in beside}
         if len(processes) >= device.slots:
             return False
-        alone = any(self._trials.needs_device_alone(other.trial.number) for other in beside)
-        return not alone and not (beside and self._trials.needs_device_alone(trial.number))
+        alone = any(self._needs_device_alone(other.trial) for other in beside)
+        return not alone and not (beside and self._needs_device_alone(trial))
+
+    def _needs_device_alone(self, trial: Trial) -> bool:
+        return self._sweeps.of(trial.number).needs_device_alone(trial.number)
 
     def _start(
         self, trial: Trial, devices: tuple[Device, ...], action: StartTrial, process: FusedProcess | None = None
     ) -> None:
-        folder = self._trials.folder(trial.number)
+        trials = self._sweeps.of(trial.number)
+        folder = trials.folder(trial.number)
         most_mib = min(device.memory_mib for device in devices)
         limit = min(action.memory_limit_mib or most_mib, most_mib)
-        if self._trials.needs_device_alone(trial.number):
+        if trials.needs_device_alone(trial.number):
             limit = most_mib
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_request(folder / "requests", None)
-            if self._trials.sweep.fused is not None:
+            if trials.sweep.fused is not None:
                 process = process or self._idle_process(trial, devices, limit)
-                process = process or self._new_process(trial, devices, limit, self._trials.sweep.fused)
+                process = process or self._new_process(trial, devices, limit, trials.sweep.fused)
                 process.add_message(
-                    {"trial": trial.number, "parameters": dict(trial.parameters), "folder": str(folder)}
+                    {"trial": trial.number % NUMBERS, "parameters": dict(trial.parameters), "folder": str(folder)}
                 )
                 process.trials.add(trial.number)
                 limit = process.limit_mib
         except OSError as reason:
-            self._trials.pause_starts(reason.strerror or str(reason))
+            trials.pause_starts(reason.strerror or str(reason))
             return
         names = tuple(device.name for device in devices)
-        self._trials.state.record_started(trial.number, devices=names, memory_limit_mib=limit)
-        if self._trials.state.problem:
+        trials.state.record_started(trial.number % NUMBERS, devices=names, memory_limit_mib=limit)
+        if trials.state.problem:
             return
         now = steady_s()
         started = replace(
@@ -279,7 +295,7 @@ class Launcher:
             memory_mib=None,
             process=None if process is None else process.number,
         )
-        del self._trials.waiting[trial.number]
+        del trials.waiting[trial.number]
         attempt = Attempt(
             trial=started,
             devices=devices,
@@ -295,7 +311,7 @@ class Launcher:
         self._notes.publish(
             {
                 "event": "started",
-                "number": trial.number,
+                **trials.identify(trial.number),
                 "parameters": dict(trial.parameters),
                 "devices": names,
                 "memory_limit_mib": round(limit, 1),
@@ -318,8 +334,8 @@ class Launcher:
             attempt.devices,
             {
                 "number": trial.number,
-                "argv": self._trials.sweep.fill(
-                    trial.parameters, trial=trial.number, checkpoints=folder / "checkpoints"
+                "argv": self._sweeps.of(trial.number).sweep.fill(
+                    trial.parameters, trial=trial.number % NUMBERS, checkpoints=folder / "checkpoints"
                 ),
                 "log": str(attempt.log),
                 "limit_mib": attempt.limit_mib,
@@ -329,13 +345,13 @@ class Launcher:
 
     def _order_start(self, devices: Sequence[Device], order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of some devices start a process."""
-        name = node_name(devices[0].name)
+        trials, name = self._sweeps.of(order["number"]), node_name(devices[0].name)
         node = self._nodes.get(name)
         on_device = join_environments(
             [device_environment(each) if node is None else node.environment[each.name] for each in devices]
         )
         gpus = [gpu_id(each) if node is None else node.gpus[each.name] for each in devices if each.kind == "gpu"]
-        if (threads := self._trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
+        if (threads := trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
             on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}
         if self._mps:
@@ -346,32 +362,39 @@ class Launcher:
         self.agents[name].send(
             {
                 "do": "start",
+                "pool": trials.state.pool,
+                "trial": str(order["number"] % NUMBERS if order["number"] >= 0 else order["number"]),
                 **order,
                 "limit_mib": order["limit_mib"] * count_parts(devices),
-                "environment": {**on_device, **self._trials.sweep.env, **own},
+                "environment": {**on_device, **trials.sweep.env, **own},
                 "own": [*own, *_DEVICE_VARIABLES, agent.TRIAL],
                 "warm": self._warm,
-                "segment": self._segment,
-                "folder": str(self._trials.sweep.cwd),
+                "segment": self._segments[trials.state.pool],
+                "folder": str(trials.sweep.cwd),
                 "gpus": gpus,
             }
         )
 
     def _idle_process(self, trial: Trial, devices: Sequence[Device], limit: float) -> FusedProcess | None:
         """Return an idle process that may take a trial."""
-        if trial.number in self._trials.fusion.separate or trial.out_of_memory_mib is not None:
+        if trial.number in self._sweeps.of(trial.number).fusion.separate or trial.out_of_memory_mib is not None:
             return None
-        idle = (each for each in self._attempts.processes.values() if not each.trials and not each.closed)
+        idle = (
+            each
+            for each in self._attempts.processes.values()
+            if not each.trials and not each.closed and self._sweeps.of(each.number) is self._sweeps.of(trial.number)
+        )
         return next((each for each in idle if each.devices == devices and each.limit_mib == limit), None)
 
     def _new_process(
         self, trial: Trial, devices: tuple[Device, ...], limit: float, program: FusedProgram
     ) -> FusedProcess:
         """Return a process for a trial, which is launched later."""
-        folder = self._folder / "fused" / f"{trial.number:05d}-{trial.attempts + 1}"
+        place, own_number = divmod(trial.number, NUMBERS)
+        folder = self._sweeps[place].source.folder / "fused" / f"{own_number:05d}-{trial.attempts + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         self._made += 1
-        process = FusedProcess(number=-self._made, devices=devices, folder=folder, limit_mib=limit)
+        process = FusedProcess(number=-place * NUMBERS - self._made, devices=devices, folder=folder, limit_mib=limit)
         process.file.unlink(missing_ok=True)  # of a start that could not be recorded
         process.add_message({"settings": dict(program.settings), "limit_mib": limit})
         self._attempts.processes[process.number] = process

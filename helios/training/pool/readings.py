@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import nan
 from typing import Any
 
-from helios.training.model import FusedSpeed, SharedSpeed, placement
-from helios.training.pool.attempts import Attempt, Attempts
+from helios.training.model import NUMBERS, FusedSpeed, SharedSpeed, placement
+from helios.training.pool.attempts import Attempt
 from helios.training.pool.clock import steady_s
 from helios.training.pool.curve import Curve
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import Report, ReportReader, TaskRequest
-from helios.training.pool.trials import SweepTrials
+from helios.training.pool.trials import Sweeps
 
 _MOST_READS = 100
 """Of a report file when a trial has ended; each takes a bounded part. Then its last lines are read."""
@@ -25,21 +25,15 @@ _EARLIER = -1
 
 
 class Readings:
-    """Reads reports of trials, and measures speeds from them.
+    """Reads reports of trials, and measures speeds from them."""
 
-    Parameters
-    ----------
-    known_speeds : sequence of SharedSpeed
-        Measured in earlier pools on such devices.
-    """
-
-    def __init__(
-        self, *, trials: SweepTrials, attempts: Attempts, notes: Notes, known_speeds: Sequence[SharedSpeed]
-    ) -> None:
-        self._trials, self._attempts, self._notes = trials, attempts, notes
+    def __init__(self, *, sweeps: Sweeps, notes: Notes) -> None:
+        self._sweeps, self._notes = sweeps, notes
         self._readers: dict[int, tuple[ReportReader | EventReader, ...]] = {}
         self._speeds: dict[tuple[str, tuple[str, ...], tuple[int, ...]], dict[int, float]] = {
-            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s} for speed in known_speeds
+            (speed.family, speed.beside, speed.placement): {_EARLIER: speed.steps_per_s}
+            for trials in sweeps
+            for speed in trials.known_speeds
         }
         self._fused_speeds: dict[tuple[str, int], FusedSpeed] = {}
 
@@ -66,7 +60,8 @@ class Readings:
         """Handle the reports of a trial."""
         number = attempt.trial.number
         if number not in self._readers:
-            events = self._trials.sweep.events_folder(trial=number, checkpoints=attempt.folder / "checkpoints")
+            sweep, checkpoints = self._sweeps.of(number).sweep, attempt.folder / "checkpoints"
+            events = sweep.events_folder(trial=number % NUMBERS, checkpoints=checkpoints)
             readers: list[ReportReader | EventReader] = [ReportReader(attempt.folder / "report.jsonl")]
             self._readers[number] = (*readers, *([] if events is None else [EventReader(events)]))
         now = steady_s()
@@ -82,7 +77,8 @@ class Readings:
                 lines, count = _count_skipped(reader)
                 skipped = f"{lines:,} lines and {count:,} bytes were skipped"
                 self._notes.note(
-                    f"Of the reports of trial {number}, {reader.problem or skipped}", key=f"reports of {number}"
+                    f"Of the reports of trial {attempt.trial.label}, {reader.problem or skipped}",
+                    key=f"reports of {number}",
                 )
         if attempt.read_s is not None:
             attempt.read_s = now
@@ -92,7 +88,7 @@ class Readings:
 
         What they answered was not asked of this one.
         """
-        record = self._trials.state.trials[attempt.trial.number]
+        record = self._sweeps.of(attempt.trial.number).record(attempt.trial.number)
         attempt.curve = Curve(record.curve)
         self.read(attempt, to_end=True)
         attempt.curve_from_s = attempt.began_s - max(record.seconds, attempt.curve.seconds)
@@ -142,8 +138,9 @@ class Readings:
 
     def _take_value(self, attempt: Attempt, report: Report, now: float, *, is_over: bool) -> None:
         """Take the value that trials are compared by, and prune by it."""
-        metric = self._trials.sweep.metric
-        attempt.diverged |= {*self._trials.sweep.objectives} & {*report.not_finite}
+        trials = self._sweeps.of(attempt.trial.number)
+        metric = trials.sweep.metric
+        attempt.diverged |= {*trials.sweep.objectives} & {*report.not_finite}
         attempt.diverged -= report.metrics.keys()
         if metric not in {*report.metrics, *report.not_finite}:
             return
@@ -153,9 +150,9 @@ class Readings:
             if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
                 attempt.answered = None  # it trains on
             return
-        pruned = self._trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
+        pruned = trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
         if pruned and not is_over:
-            attempt.stop(self._trials.sweep.grace_s)
+            attempt.stop(trials.sweep.grace_s)
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""
@@ -171,7 +168,8 @@ class Readings:
 
         It is one of an attempt whose end is not recorded, since its pool was killed.
         """
-        began = self._trials.state.trials[attempt.trial.number].unended_s[:-1]
+        number = attempt.trial.number
+        began = self._sweeps.of(number).record(number).unended_s[:-1]
         before = [began_s for began_s in began if report.time_s is not None and began_s <= report.time_s]
         if not before or report.step is None or not attempt.curve.is_ahead(report.step):
             return False
@@ -183,20 +181,17 @@ class Readings:
         """Handle a message of a fused process about a trial."""
         if isinstance(message.get("ended"), str):
             attempt.ended = dict(message)
-        changed = self._trials.fusion.learn(attempt.trial.parameters, message)
-        speed = self._trials.fusion.speed(attempt.trial.parameters, message)
+        trials = self._sweeps.of(attempt.trial.number)
+        changed = trials.fusion.learn(attempt.trial.parameters, message)
+        speed = trials.fusion.speed(attempt.trial.parameters, message)
         if speed is not None:
             self._fused_speeds[speed.fusible, speed.models] = speed
         if message.get("obstacle"):
-            self._notes.note(f"Trials like {attempt.trial.number} are not fused: {message['obstacle']}"[:500])
-        for trial in (
-            [*self._trials.waiting.values(), *(each.trial for each in self._attempts.running.values())]
-            if changed
-            else ()
-        ):
+            self._notes.note(f"Trials like {attempt.trial.label} are not fused: {message['obstacle']}"[:500])
+        for trial in [*trials.waiting.values(), *(each.trial for each in trials.running)] if changed else ():
             if trial.fusible:
-                fusible, most = self._trials.fusion.group_key(trial.number, trial.parameters)
-                self._trials.replace(replace(trial, fusible=fusible, most_fused=most))
+                fusible, most = trials.fusion.group_key(trial.number, trial.parameters)
+                trials.replace(replace(trial, fusible=fusible, most_fused=most))
 
 
 def _count_skipped(reader: ReportReader | EventReader) -> tuple[int, int]:

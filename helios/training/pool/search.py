@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,12 +22,15 @@ from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, cut_on_failure, try_lock
 from helios.private_files import atomic_write, make_folder, open_private
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.state import trial_folder
 from helios.training.pool.sweep import SearchMethod, TrainingSweep, Value, ValueRange
 
 _OTHER_SEED = 7_919
 """Moves the seed of a process that shares a search, so that it draws other trials."""
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+FOLDER, ENDED_AS = "folder", "ended as"
+"""What the pool adds to a trial of the study. For Optuna all that gave no value has failed."""
 LOCKED = "pool\n"
 STALE_LOCK_S = 5
 """After which the lock of a dashboard that was killed is broken, s; it is held for one write."""
@@ -104,7 +108,7 @@ def open_search(
     Raises
     ------
     UsageError
-        The folder belongs to another sweep or to a process that runs, or Optuna is needed and missing.
+        The folder belongs to a process that runs, or Optuna is needed and missing.
     FileUnreadable, FileUnwritable
         What is in the folder is damaged, or it cannot be written.
     """
@@ -114,26 +118,12 @@ def open_search(
         try:
             if not try_lock(lock, shared=others is not None):
                 raise UsageError(f"Another process works in {folder}.", hint="Wait for it, or choose another folder.")
-            _check_same(sweep, folder / "sweep.fingerprint")
             if sweep.search:
                 return OptunaSearch(sweep, folder, lock, made, others=others or 0)
             return ListSearch(sweep, folder, lock, made)
         except BaseException:
             os.close(lock)
             raise
-
-
-def _check_same(sweep: TrainingSweep, record: Path) -> None:
-    try:
-        before = record.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        atomic_write(record, sweep.fingerprint() + "\n", mode=0o640)
-        return
-    if before != sweep.fingerprint():
-        raise UsageError(
-            f"{record.parent} is of a sweep with another command, parameters, metric or sampler.",
-            hint="Choose another folder, or remove this one and what it knows.",
-        )
 
 
 @contextmanager
@@ -298,6 +288,19 @@ class _Journal:
         os.close(self._handle)
 
 
+class _Logs:
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        self.logs += logs
+
+
 class OptunaSearch:
     """A search with a sampler or pruner of Optuna."""
 
@@ -314,16 +317,17 @@ class OptunaSearch:
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
-        self._journal = _Journal(folder.absolute() / JOURNAL)
+        path = folder.absolute() / JOURNAL
+        self._journal = _Journal(path)
         try:
             with silence_warnings():
-                self._study = self._optuna.create_study(
-                    study_name=STUDY,
-                    storage=self._optuna.storages.JournalStorage(self._journal),
-                    directions=name_directions(sweep.objectives),
-                    load_if_exists=True,
-                )
+                self._study = self._open_study(self._journal)
                 before = self._study.get_trials(deepcopy=False)
+                if not all(self._is_of_space(trial, made) for trial in before):
+                    self._journal.close()
+                    atomic_write(path, self._copy_to_space(before, made), mode=path.stat().st_mode & 0o777)
+                    self._journal = _Journal(path)
+                    self._study = self._open_study(self._journal)
                 self._study.sampler = (
                     make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
                 )
@@ -338,6 +342,42 @@ class OptunaSearch:
         self._again: list[int] = []
         self._trials: dict[int, Any] = {}
         self._take_up()
+
+    def _open_study(self, backend: Any) -> Any:
+        """Return the study in a journal, which is made where there is none."""
+        study = self._optuna.create_study(
+            study_name=STUDY,
+            storage=self._optuna.storages.JournalStorage(backend),
+            directions=name_directions(self._sweep.objectives),
+            load_if_exists=True,
+        )
+        if study.metric_names != [*self._sweep.objectives]:
+            study.set_metric_names([*self._sweep.objectives])
+        return study
+
+    def _is_of_space(self, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
+        """Return whether a trial is as recorded, in the spaces of the sweep."""
+        recorded = made[trial.number] if trial.number < len(made) else trial.params
+        return trial.params == recorded and all(
+            trial.distributions[name] == self._spaces.get(name) for name in trial.params
+        )
+
+    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> str:
+        """Return the journal of a study with all trials in the new spaces.
+
+        Optuna refuses other choices of a parameter in one study, and its samplers that see several parameters at once
+        ignore one whose ranges differ. A trial that was asked for and not recorded is asked for again.
+        """
+        logs = _Logs()
+        study = self._open_study(logs)
+        for trial in trials[: len(made)]:
+            copied = copy(trial)
+            copied.params = dict(made[trial.number])
+            copied.distributions = {name: self._spaces[name] for name in copied.params}
+            # What CMA-ES keeps in trials is of the spaces as they were.
+            copied.system_attrs = {name: value for name, value in trial.system_attrs.items() if "cma:" not in name}
+            study.add_trial(copied)
+        return "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs.logs)
 
     def _take_up(self) -> None:
         """Queue trials that the study has and nobody was given."""
@@ -357,6 +397,9 @@ class OptunaSearch:
             if not self._again:
                 return None
             parameters = self._parameters(self._again[0])
+            trial = self._trial(self._again[0])
+            if FOLDER not in trial.user_attrs:
+                trial.set_user_attr(FOLDER, str(trial_folder(self._folder.absolute().parent, trial.number)))
         return NextTrial(number=self._again.pop(0), parameters=parameters)
 
     def _begin(self) -> None:
@@ -416,6 +459,8 @@ class OptunaSearch:
         complete = state is TrialState.FINISHED and len(known) == len(self._sweep.objectives)
         optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
+            if optuna_state is states.FAIL and not self._study.get_trials(deepcopy=False)[number].state.is_finished():
+                self._trial(number).set_user_attr(ENDED_AS, str(state))
             self._study.tell(number, known if complete else None, state=optuna_state, skip_if_finished=True)
         self._trials.pop(number, None)
 

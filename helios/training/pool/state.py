@@ -29,7 +29,7 @@ from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
 
-VERSION = 2
+VERSION = 3
 FILE = "state.jsonl"
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
@@ -93,12 +93,18 @@ class TrialRecord:
             "parameters": dict(self.parameters),
             "state": str(self.state),
             "metrics": dict(self.metrics),
+            "value": self.value,
             "seconds": round(self.seconds, 3),
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
             "devices": list(self.devices),
             **({"reason": self.reason} if self.reason else {}),
         }
+
+
+def trial_folder(pool: Path, number: int) -> Path:
+    """Return the folder of a trial."""
+    return pool / "trials" / f"{number:05d}"
 
 
 def read_runs(folder: Path) -> list[TrialRun]:
@@ -124,7 +130,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 if not pool:
                     pool = str(entry["pool"])
                     continue
-                if "joined" in entry:  # another pool that shares the folder
+                if "trial" not in entry:  # another pool that shares the folder, or a change of the sweep
                     continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
@@ -202,8 +208,8 @@ class StateFile:
     ----------
     folder : Path
         Folder of the pool, created if missing.
-    sweep : str
-        What is the same of all sweeps that may go on in this folder.
+    sweep : mapping
+        Description of the sweep, for a new folder.
     shared : bool
         Whether other pools may have it open, too; all must say so.
 
@@ -211,6 +217,8 @@ class StateFile:
     ----------
     pool : str
         Identity of the pool, by which its processes are known.
+    sweep : mapping
+        Description of the sweep of the trials so far.
     trials : dict
         A :class:`TrialRecord` for each number.
     interrupted : set of str
@@ -225,15 +233,15 @@ class StateFile:
     Raises
     ------
     UsageError
-        Another process has it open, or it is of another sweep.
+        Another process has it open, or another version of Helios made it.
     FileUnreadable
         It holds something else.
     FileUnwritable
         It cannot be made.
     """
 
-    def __init__(self, folder: Path, sweep: str, *, shared: bool = False) -> None:
-        self.path, self.shared = folder / FILE, shared
+    def __init__(self, folder: Path, sweep: Mapping[str, Any], *, shared: bool = False) -> None:
+        self.path, self.shared, self.sweep = folder / FILE, shared, sweep
         self.interrupted: set[str] = set()
         self.joined = 0
         self._first = ""
@@ -263,19 +271,19 @@ class StateFile:
                 make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
             with self.exclusive(catch_up=False):
-                self._read(folder, sweep)
+                self._read(folder)
         except BaseException:
             os.close(self._handle)
             raise
 
-    def _read(self, folder: Path, sweep: str) -> None:
+    def _read(self, folder: Path) -> None:
         header: Mapping[str, Any] | None = None
         for place, line in enumerate(self._file.read(), start=1):
             try:
                 entry = json.loads(line)
                 if header is None:
-                    header = {"pool": str(entry["pool"]), "version": int(entry["version"]), "sweep": entry["sweep"]}
-                    self._first = header["pool"]
+                    header = {"pool": str(entry["pool"]), "version": int(entry["version"])}
+                    self._first, self.sweep = header["pool"], entry["sweep"]
                 else:
                     self._apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
@@ -283,15 +291,15 @@ class StateFile:
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
                 ) from reason
         if header is None:
-            header = {"version": VERSION, "pool": uuid4().hex, "sweep": sweep}
-            self.append(header)
+            header = {"version": VERSION, "pool": uuid4().hex}
+            self.append({**header, "sweep": self.sweep})
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        if header["version"] != VERSION or header["sweep"] != sweep:
+        if header["version"] != VERSION:
             raise UsageError(
-                f"{folder} holds the trials of another command, other parameters, or another version of Helios.",
-                hint="Change the sweep file back to go on, or choose another place: --folder FOLDER",
+                f"{folder} holds the trials of another version of Helios.",
+                hint="Choose another place: --folder FOLDER",
             )
         self._first = self.pool = str(header["pool"])
         if self.shared:
@@ -344,6 +352,12 @@ class StateFile:
                 os.close(handle)
         return False
 
+    def others_run(self) -> bool:
+        """Return whether other pools have the folder open."""
+        own = {self.pool}
+        names = {path.name for path in self._members.iterdir()} - own if self.shared else set()
+        return any(self.has_owner(TrialRecord(number=-1, parameters={}, owner=name)) for name in names)
+
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of dead pools."""
         adopted = []
@@ -363,10 +377,14 @@ class StateFile:
         if "joined" in entry:
             self.joined += 1
             return
+        if "sweep" in entry:
+            self.sweep = entry["sweep"]
+            return
         number = int(entry["trial"])
         what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
-            self.trials.setdefault(number, TrialRecord(number=number, parameters=entry["parameters"], owner=owner))
+            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
+            self.trials.setdefault(number, made).parameters = entry["parameters"]
             return
         trial = self.trials[number]
         if trial.ended:
@@ -394,9 +412,14 @@ class StateFile:
             trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
 
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
-        """Record that the search chose a trial."""
+        """Record that the search chose a trial, or that its parameters have grown."""
         owner = {"by": self.pool} if self.shared else {}
         self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
+
+    def record_sweep(self, sweep: Mapping[str, Any]) -> None:
+        """Record that the sweep has changed."""
+        self.append({"sweep": sweep})
+        self.sweep = sweep
 
     def record_started(self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None) -> None:
         """Record that a trial is about to be started."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice, pairwise, product
 from pathlib import Path
 from random import Random
@@ -176,6 +175,8 @@ class TrainingSweep:
         Device memory that a trial needs at most, as the user says, MiB.
     env : mapping
         Added to the environment of every trial.
+    owner : str
+        Whose trials they are. Empty for the account that runs them.
     weight : float
         Importance of its trials, for services that weigh trials.
     cwd : Path
@@ -216,6 +217,7 @@ class TrainingSweep:
     conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
     weight: float = 1.0
+    owner: str = ""
 
     @property
     def objectives(self) -> dict[str, bool]:
@@ -299,18 +301,6 @@ class TrainingSweep:
         """Return where a trial's event files are, or None."""
         filled = fill_word(self.events, {"trial": trial, "checkpoints": str(checkpoints)})
         return self.cwd / filled if filled else None
-
-    def fingerprint(self) -> str:
-        """Return a hash of all that trials depend on but their number."""
-        spaces = {
-            name: asdict(each) if isinstance(each, ValueRange) else each for name, each in self.parameters.items()
-        }
-        parts = [self.command, spaces, self.listed, self.metric, self.maximize, self.search and self.search.sampler]
-        parts += [dict(self.more_metrics)] if self.more_metrics else []
-        parts += [] if self.container is None else [self.container.image]
-        parts += [] if self.fused is None else [self.fused.settings]
-        parts += [self.conditions]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def format_value(value: Value) -> str:

@@ -32,6 +32,7 @@ from helios.training.pool.sweep import (
     MOST_TRIALS,
     NAME,
     OWN_PLACEHOLDERS,
+    STEP_TOLERANCE,
     ContainerChoice,
     FusedProgram,
     SearchMethod,
@@ -89,11 +90,11 @@ class _ContainerTable(_Table):
 
 
 class _FusedTable(_Table):
-    program: str = Field(min_length=1, description="Python file with build, loss and data")
+    program: str = Field(min_length=1, description="Python file with build, data, and loss or step")
     together: int | None = Field(default=None, ge=1, le=1_024, description="Most trials in one process")
     checkpoint_s: float = Field(default=30.0, gt=0, description="Time between checkpoints of a trial, s")
     epochs: int | None = Field(default=None, ge=1, description="How often all data are gone through")
-    batch_size: int | None = Field(default=None, ge=1, description="Samples of a step")
+    batch_size: int | None = Field(default=None, ge=1, description="Samples of a step, of data in tensors")
     optimizer: str | None = Field(default=None, description="sgd, adam, adamw or adadelta")
     precision: str | None = Field(default=None, description="float16 or bfloat16")
     on_nan: str | None = Field(default=None, description="stop or skip")
@@ -125,6 +126,9 @@ class _SweepTable(_Table):
     attempts: int = Field(default=3, ge=1, le=100, description="How often a trial that fails is started")
     grace_s: float | int = Field(default=GRACE_S, gt=0, description="Time from a request to stop to SIGTERM, s")
     memory: str | None = Field(default=None, description="Device memory of a trial, such as 4G")
+    owner: str | None = Field(
+        default=None, pattern=NAME, description="Whose sweep it is, for services; the account that runs it"
+    )
     weight: float | int = Field(default=1.0, gt=0, le=1e6, description="Importance, for services that weigh trials")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
@@ -280,13 +284,9 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
     if fused is None:
         _check_names(command, names, table)
         _check_optional(command, {*conditions} | {name for name in names for trial in listed if name not in trial})
-    else:
-        for needed, hint in (
-            (("epochs", "steps"), "Write epochs = 10 in [fused], or in [parameters]."),
-            (("batch_size",), "Write batch_size = 32 in [fused], or in [parameters]."),
-        ):
-            if not {*needed} & {*names, *fused.settings}:
-                raise _Refused(f"nothing says {' or '.join(needed)} of trials", "fused", hint=hint)
+    elif not {"epochs", "steps"} & {*names, *fused.settings}:
+        hint = "Write epochs = 10 in [fused], or in [parameters]."
+        raise _Refused("nothing says epochs or steps of trials", "fused", hint=hint)
     longest = {name: max(space, key=_size) for name, space in parameters.items() if isinstance(space, tuple)}
     if max(map(_size, listed or [longest])) > LARGEST_TRIAL:
         at = "trials_file" if listed else "parameters"
@@ -309,6 +309,7 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
         weight=float(table.weight),
+        owner=table.owner or "",
         env=dict(table.env),
         cwd=cwd.resolve(),
         events=_events(table.events),
@@ -606,7 +607,7 @@ def _range(name: str, given: dict[str, Any]) -> ValueRange:
         raise _Refused(f"{name} is empty: low is above high", *at)
     if table.log and (table.low <= 0 or table.step is not None):
         raise _Refused(f"{name} with log = true needs a low above 0 and no step", *at)
-    if table.step is not None and table.step > max(table.high - table.low, 0):
+    if table.step is not None and table.step * (1 - STEP_TOLERANCE) > table.high - table.low:
         raise _Refused(f"the step of {name} is larger than the range", *at)
     make = int if whole else float
     return ValueRange(

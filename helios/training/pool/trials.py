@@ -5,21 +5,23 @@ They come from the search, wait, and end in the state file and in what the searc
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import Forecast, Trial, TrialForecast, TrialState, placement
+from helios.training.model import NUMBERS, Forecast, SharedSpeed, Trial, TrialForecast, TrialState, placement
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
+from helios.training.pool.containers import Container
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.search import Search
-from helios.training.pool.state import StateFile, TrialRecord, run_entry
+from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
 
 MOST_MEMORY_KILLS = 3
@@ -40,15 +42,48 @@ _ADOPT_S = 2.0
 """How often the trials of pools that are gone are looked for."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSweep:
+    """A sweep of a pool, and what is its own.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of its results, logs and checkpoints.
+    name : str
+        Name for people, which no other sweep of the pool has.
+    container : Container, optional
+        What its trials run in.
+    forecast : Forecast, optional
+        Tells what to expect of trials. By default nothing but the sweep file tells it.
+    known_speeds : sequence of SharedSpeed
+        Measured in earlier pools on such devices.
+    notes : sequence of str
+        What a person should know before it begins.
+    """
+
+    sweep: TrainingSweep
+    search: Search
+    state: StateFile
+    folder: Path
+    name: str = ""
+    container: Container | None = None
+    forecast: Forecast | None = None
+    known_speeds: Sequence[SharedSpeed] = ()
+    notes: Sequence[str] = ()
+
+
 class SweepTrials:
     """Keeps the trials of one sweep, from the search to the record.
 
+    Outside of its folder their numbers are those in the pool.
+
     Parameters
     ----------
-    folder : Path
-        Folder of the pool.
-    forecast : Forecast, optional
-        Tells what to expect of trials. By default nothing but the sweep file tells it.
+    place : int
+        How many sweeps of the pool come before this one.
+    others : sequence of TrainingSweep
+        All sweeps of the pool but this one.
 
     Attributes
     ----------
@@ -71,21 +106,20 @@ class SweepTrials:
     """
 
     def __init__(
-        self,
-        *,
-        sweep: TrainingSweep,
-        search: Search,
-        state: StateFile,
-        attempts: Attempts,
-        notes: Notes,
-        folder: Path,
-        forecast: Forecast | None,
+        self, source: PoolSweep, *, place: int, others: Sequence[TrainingSweep], attempts: Attempts, notes: Notes
     ) -> None:
-        self.sweep, self.state = sweep, state
-        self._search, self._attempts, self._notes, self._folder = search, attempts, notes, folder
-        self._forecast, self._forecast_at_s = forecast, 0.0
+        self.sweep, self.state, self.source = source.sweep, source.state, source
+        self._search, self._attempts, self._notes, self._folder = source.search, attempts, notes, source.folder
+        self._forecast, self._forecast_at_s = source.forecast, 0.0
         self._runs: list[TrialRun] = []
-        self.fusion = Fusion(sweep.fused, searched=sweep.search is not None)
+        self._first, self._title = place * NUMBERS, str(Path(source.name).with_suffix("")) if others else ""
+        own_program = program(self.sweep)
+        is_unlike = any(
+            Path(program(other)).name == Path(own_program).name and program(other) != own_program for other in others
+        )
+        self._prefix = f"{Path(own_program).parent}/" if is_unlike else ""
+        self.fusion = Fusion(self.sweep.fused, searched=self.sweep.search is not None, title=self._title)
+        self.problem = ""
         self.waiting: dict[int, Trial] = {}
         self.just_ended: list[Trial] = []
         self.unreported: list[TrialRecord] = []
@@ -99,7 +133,7 @@ class SweepTrials:
         self.state.adopt()
         for record in self.state.trials.values():
             if not record.ended and self.state.is_mine(record):
-                self.waiting[record.number] = self._trial(record)
+                self._wait(record)
             elif record.last_seconds is not None:
                 self._take_duration(record.last_seconds)
 
@@ -119,7 +153,9 @@ class SweepTrials:
         room = WAITING_AT_MOST
         # The next choice of a search is better the more results it knows, and other pools want trials, too.
         if self.sweep.search is not None or self.state.shared:
-            room = slots * self.fusion.most - len(self._attempts.running)
+            running, own = self._attempts.running.values(), self.running
+            others = {each.process_number for each in running} - {each.process_number for each in own}
+            room = max(1, slots - len(others)) * self.fusion.most - len(own)
         if len(self.waiting) >= room:
             return False
         if not self.exhausted:
@@ -129,7 +165,7 @@ class SweepTrials:
             return False
         self._adopt_at_s = steady_s() + (_ADOPT_S if self._attempts.running else 0.0)
         for record in self.state.adopt():
-            self.waiting[record.number] = self._trial(record)
+            self._wait(record)
             self.changed = True
         return True
 
@@ -139,6 +175,11 @@ class SweepTrials:
                 chosen = self._search.ask()
             except FileUnwritable as reason:
                 self.pause_starts(reason.message)
+                return
+            except Exception as reason:  # whatever a sampler of Optuna, or one of somebody else, raises
+                self.problem = f"its search failed: {type(reason).__name__}: {reason}"
+                self._notes.note(f"No more trials of {self.source.name} are made, since {self.problem}")
+                self.exhausted = True
                 return
             if chosen is None:
                 self.exhausted = True
@@ -155,8 +196,24 @@ class SweepTrials:
                 self.state.record_created(chosen.number, chosen.parameters)
                 record = self.state.trials[chosen.number]
                 self.changed = True
-            if record.number not in self._attempts.running and self.state.is_mine(record):
-                self.waiting[record.number] = self._trial(record)
+            if self._first + record.number not in self._attempts.running and self.state.is_mine(record):
+                self._wait(record)
+
+    @property
+    def running(self) -> list[Attempt]:
+        """Those that run."""
+        return [each for each in self._attempts.running.values() if 0 <= each.trial.number - self._first < NUMBERS]
+
+    def record(self, number: int) -> TrialRecord:
+        """Return what is known of a trial of the pool."""
+        return self.state.trials[number % NUMBERS]
+
+    def identify(self, number: int) -> dict[str, Any]:
+        """Return which trial of which sweep a trial of the pool is, for events."""
+        return {"number": number % NUMBERS, "sweep": self.source.name}
+
+    def _wait(self, record: TrialRecord) -> None:
+        self.waiting[self._first + record.number] = self._trial(record)
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
@@ -185,17 +242,17 @@ class SweepTrials:
     def is_pruned(self, number: int, step: int, value: float) -> bool:
         """Tell the search of a metric, and return whether it prunes the trial."""
         with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
-            return self._search.report(number, step, value)
+            return self._search.report(number % NUMBERS, step, value)
         return False
 
     def _trial(self, record: TrialRecord) -> Trial:
-        fusible, most_fused = "", 1
+        number, fusible, most_fused = self._first + record.number, "", 1
         if not record.memory_kills:  # else it needs more room, which a process that it joins has not
-            fusible, most_fused = self.fusion.group_key(record.number, record.parameters)
+            fusible, most_fused = self.fusion.group_key(number, record.parameters)
         return Trial(
-            number=record.number,
+            number=number,
             parameters=record.parameters,
-            family=family(self.sweep, record.parameters),
+            family=self._prefix + family(self.sweep, record.parameters),
             state=TrialState.PAUSED if record.state is TrialState.PAUSED else TrialState.WAITING,
             attempts=record.attempts,
             peak_memory_mib=record.peak_memory_mib,
@@ -205,6 +262,8 @@ class SweepTrials:
             most_fused=most_fused,
             curve=record.curve,
             weight=self.sweep.weight,
+            sweep=self._title,
+            owner=self.sweep.owner,
         )
 
     def expect(self) -> None:
@@ -212,19 +271,31 @@ class SweepTrials:
         now = steady_s()
         if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
             return
-        trials = [*self.waiting.values(), *(attempt.trial for attempt in self._attempts.running.values())]
-        runs = [
-            *self._runs,
-            *(
-                self.describe_run(attempt, "running", now - attempt.began_s)
-                for attempt in self._attempts.running.values()
-            ),
-        ]
-        forecasts = self._forecast(trials, runs)
+        running = self.running
+        trials = [*self.waiting.values(), *(attempt.trial for attempt in running)]
+        runs = [*self._runs, *(self.describe_run(attempt, "running", now - attempt.began_s) for attempt in running)]
+        forecasts = self._forecast([self._as_alone(trial) for trial in trials], runs)
         for trial, forecast in zip(trials, forecasts, strict=True):
             limit = forecast.memory_p95_mib or self.sweep.memory_mib
             self.replace(replace(trial, forecast=replace(forecast, memory_p95_mib=limit)))
         self._forecast_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
+
+    def _as_alone(self, trial: Trial) -> Trial:
+        """Return a trial with the number and family that it has in a pool of this sweep alone."""
+        return replace(trial, number=trial.number % NUMBERS, family=trial.family.removeprefix(self._prefix))
+
+    @property
+    def known_speeds(self) -> list[SharedSpeed]:
+        """Speeds measured in earlier pools, with the families of this one."""
+        name = Path(program(self.sweep)).name
+
+        def known(family: str) -> str:
+            return self._prefix + family if family.partition(" ")[0] == name else family
+
+        return [
+            replace(speed, family=known(speed.family), beside=tuple(sorted(map(known, speed.beside))))
+            for speed in self.source.known_speeds
+        ]
 
     def replace(self, trial: Trial) -> None:
         """Replace what is known of a trial."""
@@ -235,7 +306,7 @@ class SweepTrials:
 
     def describe_run(self, attempt: Attempt, what: str, seconds: float, **used: Any) -> TrialRun:
         """Return the use of an attempt."""
-        trial = attempt.trial
+        trial = self._as_alone(attempt.trial)
         return TrialRun(
             pool=self.state.pool,
             number=trial.number,
@@ -254,7 +325,11 @@ class SweepTrials:
             peak_memory_mib=trial.peak_memory_mib,
             memory_limit_mib=attempt.limit_mib,
             speeds=tuple(
-                MeasuredSpeed(beside=beside, steps_per_s=rate, seconds=measured_s)
+                MeasuredSpeed(
+                    beside=tuple(sorted(family.removeprefix(self._prefix) for family in beside)),
+                    steps_per_s=rate,
+                    seconds=measured_s,
+                )
                 for beside, (rate, measured_s) in (attempt.speeds or {attempt.beside: (0.0, 0.0)}).items()
             ),
             metrics=dict(attempt.metrics),
@@ -284,21 +359,41 @@ class SweepTrials:
         """Return whether any trial may still start."""
         return not self.exhausted or any(self.fits(trial, left_s) for trial in self.waiting.values())
 
+    def is_done(self, left_s: float | None) -> bool:
+        """Return whether no trial may start any more, and all results are written."""
+        return not self.unreported and not self.state.problem and not self.may_start_any(left_s)
+
+    def why_left(self, stop_reason: str) -> str:
+        """Return why trials are left at the end, empty where none are."""
+        if self.problem or (not self.waiting and self.exhausted):
+            return self.problem
+        return stop_reason or ("the time left is too short for the trials that wait" if self.waiting else "")
+
+    @property
+    def finished(self) -> dict[int, tuple[Mapping[str, float], Mapping[str, Any]]]:
+        """Metrics and parameters of those that have finished, by their numbers in the sweep."""
+        records = self.state.trials.values()
+        return {each.number: (each.metrics, each.parameters) for each in records if each.state is TrialState.FINISHED}
+
+    @property
+    def total(self) -> int:
+        """Number of trials of the whole sweep."""
+        return max(self.sweep.trials, len(self.state.trials))
+
     def folder(self, number: int) -> Path:
         """Return the folder of a trial."""
-        return self._folder / "trials" / f"{number:05d}"
+        return trial_folder(self._folder, number % NUMBERS)
 
     def needs_device_alone(self, number: int) -> bool:
         """Return whether a trial was killed for memory too often to share."""
-        return self.state.trials[number].memory_kills >= MOST_MEMORY_KILLS
+        return self.record(number).memory_kills >= MOST_MEMORY_KILLS
 
     def record_end(
         self, attempt: Attempt, what: str, state: TrialState, reason: str, ended: TrialRun, *, seconds: float
     ) -> TrialRecord:
         """Record how an attempt ended, and return the trial's record."""
-        number = attempt.trial.number
         self.state.record_ended(
-            number,
+            attempt.trial.number % NUMBERS,
             what=what,
             state=state,
             seconds=seconds,
@@ -311,10 +406,10 @@ class SweepTrials:
         )
         if self._forecast is not None:
             self._runs.append(ended)
-        record = self.state.trials[number]
+        record = self.record(attempt.trial.number)
         self.changed = True
         if not record.ended:
-            self.waiting[number] = self._trial(record)
+            self._wait(record)
             return record
         self.unreported.append(record)
         self._take_duration(seconds)
@@ -325,5 +420,15 @@ class SweepTrials:
         )
         missing = [name for name in self.sweep.objectives if name not in record.metrics]
         if record.state is TrialState.FINISHED and missing:
-            self._notes.note(f"Trial {number} finished without reporting {missing[0]!r}", key="no metric")
+            label = attempt.trial.label
+            key = f"no metric of {self._title}"
+            self._notes.note(f"Trial {label} finished without reporting {missing[0]!r}", key=key)
         return record
+
+
+class Sweeps(tuple[SweepTrials, ...]):
+    """The sweeps of a pool."""
+
+    def of(self, number: int) -> SweepTrials:
+        """Return the sweep of a trial, or of a process with the negative number of one."""
+        return self[abs(number) // NUMBERS]

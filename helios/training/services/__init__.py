@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from helios.errors import UsageError
@@ -44,3 +44,22 @@ def choose_service(
         return None
     kept = choice.options if choice is not None and choice.name == name else {}
     return ServiceChoice(name=name, options={**kept, **options})
+
+
+def choose_common_service(
+    given: Iterable[ServiceChoice | None], name: str | None, options: Mapping[str, Any]
+) -> ServiceChoice | None:
+    """Return the service of the sweep files of one pool, changed as a command says.
+
+    Raises
+    ------
+    UsageError
+        They name different ones.
+    """
+    choices = [choose_service(choice, name, options) for choice in given]
+    if any(choice != choices[0] for choice in choices):
+        raise UsageError(
+            "The sweep files do not name the same service with the same options, and a pool has one.",
+            hint="Write the same [service] in each.",
+        )
+    return choices[0]

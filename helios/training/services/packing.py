@@ -5,6 +5,7 @@ How much trials slow each other is not known before they run together, so the se
 - A Gaussian process predicts the speeds of pairs from the measured pairs and the trials' parameters.
 - A linear program over the families' remaining work gives the time that each group of trials should share a device,
   and the price of a second of each family's work. A group is worth the work that it does in a second, at these prices.
+- What a trial's owner gives it as weight multiplies the price of its work, and brings it forward in its family.
 - A device takes the group that is worth most. It changes it where another one is worth more than a restart costs.
 
 Relish (doi 10.1145/3533028.3533309) packs by memory and by the overhead of segments; the plan by a linear program is
@@ -205,6 +206,8 @@ class _Decision:
 
     Attributes
     ----------
+    for_results : bool
+        Whether early results are aimed at, not an early end: no trial waits or is paused so that speeds are known.
     trials_on : dict of str to list of Trial
         Running trials of each device.
     queue : dict of int to list of Trial
@@ -230,13 +233,14 @@ class _Decision:
     """
 
     def __init__(self, snapshot: PoolSnapshot, options: PackingOptions) -> None:
-        self.options = options
+        self.options, self.for_results = options, options.for_ == "results"
         self.devices = snapshot.devices
         self.waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         self.running = [t for t in snapshot.trials if t.state is TrialState.RUNNING]
         active = self.waiting + self.running
         speeds = (*snapshot.speeds, *_expected_speeds(active, snapshot.speeds))
-        self.speeds = speeds_of_groups(_traits(active, speeds), speeds, options.together, options.optimism)
+        optimism = 0.0 if self.for_results else options.optimism  # what a try costs comes back at the end alone
+        self.speeds = speeds_of_groups(_traits(active, speeds), speeds, options.together, optimism)
         alone = {speed.family: speed.steps_per_s for speed in speeds if not speed.beside}
         self.family_lengths_s = _family_lengths(active, alone, now_s=snapshot.now_s)
         self.family_peaks_mib: dict[str, float] = {}
@@ -270,7 +274,9 @@ class _Decision:
         self.loses = not is_clear and bool(shares)
         for queue in self.queue.values():
             queue.sort(key=self.turn)
-        self.sampling = self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
+        self.sampling = (
+            not self.for_results and self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
+        )
         self.n_samples = sum(bool(q) and q[0].family in unknown for q in self.queue.values())
         self._extensions: dict[Group, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._heads = np.array([self._head(cls) for cls in range(self.speeds.rates.shape[1])]).reshape(-1, 4)
@@ -289,13 +295,20 @@ class _Decision:
         )
 
     def _plan(self, active: Iterable[Trial]) -> None:
-        """Plan the work of all trials."""
+        """Plan the work of all trials.
+
+        A second of a trial's work is worth its price times the weight of its class, relative to the mean weight.
+        """
         work = np.zeros(self.speeds.rates.shape[1])
+        weighted = np.zeros(len(work))
         for trial in active:
             work[self.class_of(trial)] += self.left_s(trial)
+            weighted[self.class_of(trial)] += self.left_s(trial) * trial.weight
+        mean_weight = max(EPSILON, weighted.sum() / work.sum()) if work.any() else 1.0
+        weight = np.divide(weighted, work * mean_weight, out=np.ones(len(work)), where=work > 0)
         rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
         price, time_s = least_device_time(rates, work)
-        self.worth, self.is_planned = self.speeds.rates @ price, time_s > 0
+        self.worth, self.is_planned = self.speeds.rates @ (price * weight), time_s > 0
         self.planned_s = float(time_s.sum()) / max(1, len(self.devices))
 
     def _fitting_groups(self) -> NDArray[np.bool_]:
@@ -341,7 +354,7 @@ class _Decision:
     @property
     def sees_end(self) -> bool:
         """Whether the end of the sweep is aimed at and can be expected."""
-        return self.options.for_ == "makespan" and self.mean_length_s > 0 and self.planned_s > 0
+        return not self.for_results and self.mean_length_s > 0 and self.planned_s > 0
 
     # Starts.
 
@@ -356,7 +369,7 @@ class _Decision:
         if any(map(self.keeps_device, trials)):
             return
         n_started = len(trials)
-        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: t.number):
+        for trial in sorted((t for queue in self.queue.values() for t in queue), key=lambda t: (-t.weight, t.number)):
             need_mib = min(self.need_mib(trial) or even_mib, device.memory_mib)
             if _ran_out_twice(trial):
                 need_mib = device.memory_mib
@@ -437,7 +450,7 @@ class _Decision:
             return False
         trial = trials[0]
         age_s = self.now_s - (self.now_s if trial.started_s is None else trial.started_s)
-        if not self.measured_alone and device is self.devices[0]:
+        if not self.measured_alone and device is self.devices[0] and not self.for_results:
             wait_s = SAMPLE_S / 2 / len(self.devices)
             is_short = bool(self.mean_length_s) and wait_s > MOST_WAITING / 2 * self.planned_s
             return age_s < (SETTLED_S if trial.progress is None else SAMPLE_S) and not is_short
@@ -669,8 +682,9 @@ class _Decision:
         return self.sees_end and self.left_s(trial) > LONG * self.planned_s
 
     def turn(self, trial: Trial) -> tuple[float, float, int]:
-        """Return the order of a class's trials, urgent ones and then short ones first."""
-        return -round(self.urgency(trial), 2), 0.0 if self.loses else self.left_s(trial), trial.number
+        """Return the order of a class's trials, urgent, short and heavy first."""
+        length_s = 1.0 if self.loses else self.left_s(trial)
+        return -round(self.urgency(trial), 2), length_s / max(EPSILON, trial.weight), trial.number
 
     def can_wait(self, trial: Trial) -> bool:
         """Return whether a trial is long and not urgent.
@@ -790,7 +804,7 @@ def _usual_share(shares: Sequence[float]) -> float:
 
 
 def _names(trials: Iterable[Trial]) -> str:
-    return " and ".join(sorted(trial.family or f"trial {trial.number}" for trial in trials))
+    return " and ".join(sorted(trial.family or f"trial {trial.label}" for trial in trials))
 
 
 def _traits(trials: Iterable[Trial], speeds: Iterable[SharedSpeed]) -> Traits:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.metrics.blocks import Estimate, Finding
+from helios.metrics.blocks import Estimate, Finding, Question
 from helios.metrics.capacity import CapacitySource, ClusterCapacity, PoolCapacity
 from helios.study.proposals import Source, propose
 from tests.unit.study.worlds import a_history, job
@@ -21,22 +21,24 @@ def size(units: float, nodes: int | None = 4) -> ClusterCapacity:
     return ClusterCapacity(resource="gpus", pools=(pool,), source=CapacitySource.NODES, per_node=8)
 
 
-def command(number: int, source: Source | None = None, **more: object) -> str | None:
-    finding = Finding(number=number, estimate=Estimate(value=1.0), parts={**PARTS, **more})
+def command(question: Question, source: Source | None = None, **more: object) -> str | None:
+    finding = Finding(question=question, estimate=Estimate(value=1.0), parts={**PARTS, **more})
     found = propose(finding, HISTORY, size(32), source or Source())
     return found and found.command
 
 
 def test_a_command_has_the_cluster_window_and_nodes_of_the_study() -> None:
     source = Source(machine=("--nodes", "gpu=4", "--gpus-per-node", "8"))
-    assert command(12, source) == f"helios whatif --cluster tiny {WINDOW} --nodes gpu=4 --gpus-per-node 8"
+    assert (
+        command(Question.WHO_WAITS, source) == f"helios whatif --cluster tiny {WINDOW} --nodes gpu=4 --gpus-per-node 8"
+    )
 
 
 def test_a_file_is_loaded_before_a_report_reads_it() -> None:
     source = Source(trace=Path("my log.swf"))
     load = "helios trace load 'my log.swf' --cluster tiny"
-    assert command(7, source) == f"{load} && helios report usage --by user --cluster tiny {WINDOW}"
-    assert command(12, source) == f"helios whatif --trace 'my log.swf' {WINDOW}"
+    assert command(Question.LONG_FAILURES, source) == f"{load} && helios report usage --by user --cluster tiny {WINDOW}"
+    assert command(Question.WHO_WAITS, source) == f"helios whatif --trace 'my log.swf' {WINDOW}"
 
 
 @pytest.mark.parametrize(
@@ -44,22 +46,27 @@ def test_a_file_is_loaded_before_a_report_reads_it() -> None:
     [(size(32), "--nodes 4 --gpus-per-node 8"), (size(30), None), (size(32, None), None), (None, None)],
 )
 def test_one_pool_is_proposed_only_of_nodes_that_are_alike(capacity: ClusterCapacity | None, pool: str | None) -> None:
-    found = propose(Finding(number=1, estimate=Estimate(value=1.0)), HISTORY, capacity, Source())
+    found = propose(
+        Finding(question=Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE, estimate=Estimate(value=1.0)),
+        HISTORY,
+        capacity,
+        Source(),
+    )
     assert (found and found.command) == (pool and f"helios whatif --cluster tiny {WINDOW} {pool}")
 
 
 def test_of_some_partitions_only_reports_are_proposed() -> None:
     source = Source(partitions=("a", "b"))
-    assert command(12, source) is None
-    assert str(command(11, source)).endswith(f"{WINDOW} --partition a --partition b")
+    assert command(Question.WHO_WAITS, source) is None
+    assert str(command(Question.CONCENTRATION, source)).endswith(f"{WINDOW} --partition a --partition b")
 
 
 def test_a_command_that_cannot_print_the_number_is_not_proposed() -> None:
-    assert command(16, share_of_hours_repeated_high=None) is None
-    assert command(2) is None
+    assert command(Question.ONE_GPU_JOBS, share_of_hours_repeated_high=None) is None
+    assert command(Question.UNUSABLE_IDLE) is None
 
 
 def test_what_a_command_shows_has_the_number_that_follows() -> None:
-    finding = Finding(number=7, estimate=Estimate(value=0.1), parts=PARTS)
+    finding = Finding(question=Question.LONG_FAILURES, estimate=Estimate(value=0.1), parts=PARTS)
     found = propose(finding, HISTORY, None, Source())
     assert found is not None and "1,234.6 in all" in found.shows

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.metrics.blocks import Estimate, Finding
+from helios.metrics.blocks import Estimate, Finding, Question
 from helios.study.proposals import Source
 from helios.study.sentences import number_text
 from helios.study.text import THRESHOLDS, Statement, Verdict, statements
@@ -28,9 +28,9 @@ PARTS: dict[str, Any] = {
 @st.composite
 def findings(draw: st.DrawFn) -> Finding:
     """A finding whose value may be anywhere, and close to its bounds."""
-    number = draw(st.integers(1, 20))
-    thresholds = THRESHOLDS.get(number)
-    scale = PARTS["service_hours_per_week"] if number < 4 else 1.0
+    question = draw(st.sampled_from(Question))
+    thresholds = THRESHOLDS.get(question)
+    scale = PARTS["service_hours_per_week"] if question < 4 else 1.0
     near = [] if thresholds is None else [scale * thresholds.nothing, scale * thresholds.some]
     value = draw(st.sampled_from([0.0, *near]) | st.floats(0, 3 * scale))
     margin = draw(st.sampled_from([0.0, 0.01, 0.5]) | st.floats(0, 2)) * (value or scale)
@@ -40,7 +40,7 @@ def findings(draw: st.DrawFn) -> Finding:
     bound = draw(st.sampled_from([{}, {"upper_bound": True}, {"lower_bound": True}]))
     # What is printed beside the number must not move the verdict.
     beside = {name: draw(st.floats(0, 1)) for name in ("share_of_service", "short_p90", "median_by_jobs")}
-    return Finding(number=number, estimate=estimate, n=5, parts=PARTS | beside | bound)
+    return Finding(question=question, estimate=estimate, n=5, parts=PARTS | beside | bound)
 
 
 def told(finding: Finding) -> Statement:
@@ -57,7 +57,7 @@ def numbers_in(text: str) -> list[float]:
 @given(findings())
 def test_a_verdict_follows_from_the_number_that_is_printed(finding: Finding) -> None:
     statement = told(finding)
-    if finding.number not in THRESHOLDS:
+    if finding.question not in THRESHOLDS:
         assert statement.verdict is Verdict.LEVEL
         return
     printed = numbers_in(statement.shown_value)
@@ -90,15 +90,15 @@ def test_a_verdict_can_be_read_off_the_json(finding: Finding) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "value", "low", "high", "parts"),
+    ("question", "value", "low", "high", "parts"),
     [
-        (10, 1.05, 1.0, 1.1, {"median_by_jobs": 4.0}),
-        (12, 0.0, 0.0, 0.0, {"short_p90": 0.9}),
-        (14, 0.94, 0.0, 1.0, {"rank_correlation": 0.6}),
+        (Question.LONG_TIME_LIMITS, 1.05, 1.0, 1.1, {"median_by_jobs": 4.0}),
+        (Question.WHO_WAITS, 0.0, 0.0, 0.0, {"short_p90": 0.9}),
+        (Question.REPETITION, 0.94, 0.0, 1.0, {"rank_correlation": 0.6}),
     ],
 )
 def test_what_is_beside_a_number_is_no_reason_to_try(
-    number: int, value: float, low: float, high: float, parts: dict[str, float]
+    question: Question, value: float, low: float, high: float, parts: dict[str, float]
 ) -> None:
     estimate = Estimate(value=value, low=low, high=high)
-    assert told(Finding(number=number, estimate=estimate, parts=PARTS | parts)).verdict is not Verdict.TRY
+    assert told(Finding(question=question, estimate=estimate, parts=PARTS | parts)).verdict is not Verdict.TRY

@@ -59,7 +59,12 @@ def test_a_pool_runs_its_service_as_file_and_command_say(
     packed: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], options: dict[str, Any]
 ) -> None:
     built: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(run, "build_for_pool", lambda name, given: built.append((name, given)) or OneByOne())
+
+    def build(name: str, given: dict[str, Any]) -> OneByOne:
+        built.append((name, given))
+        return OneByOne()
+
+    monkeypatch.setattr(run, "build_for_pool", build)
     assert run_pool(packed, kind="cpu", **asked).counts == {"finished": 4}
     assert built == [("packing", options)]
 
@@ -71,7 +76,7 @@ class OneByOne:
         if any(trial.state is TrialState.RUNNING for trial in pool.trials):
             return []
         first = next(trial.number for trial in pool.trials if trial.state is TrialState.WAITING)
-        return [StartTrial(number=first, device=pool.devices[0].name, memory_limit_mib=None, reason="one by one")]
+        return [StartTrial(number=first, devices=(pool.devices[0].name,), memory_limit_mib=None, reason="one by one")]
 
 
 def test_options_without_a_service_are_refused(shared: Path) -> None:

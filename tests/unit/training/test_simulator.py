@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StartTrial, TrialState
-from helios.training.simulator import (
-    PairProfiles,
-    PoolCosts,
-    ProfilesInvalid,
-    SimulatedPool,
-    SimulatedTrial,
-    compare_pool_rules,
-    longest_first,
-    read_pair_profiles,
-    share_fixed,
-)
+from helios.training.pair_profiles import PairProfiles
+from helios.training.services.packing import Packing, PackingOptions
+from helios.training.sharing_rules import longest_first, share_fixed
+from helios.training.simulator import Decide, PoolCosts, SimulatedPool, SimulatedTrial
 from tests.examples import examples
 
 FREE = PoolCosts(start_s=0.0, pause_s=0.0, measure_s=10.0, noise=0.0)
@@ -156,56 +147,44 @@ def test_what_was_not_measured_yet_changes_nothing_before(changed: list[float]) 
     assert shown[0] == shown[1]
 
 
-@given(
-    seconds=st.lists(st.integers(1, 50), min_size=1, max_size=6),
-    count=st.integers(1, 3),
+@pytest.mark.parametrize(
+    ("rule", "times_s", "counts"),
+    [
+        (share_fixed(1), (6676.7077, 3211.4216), (0, 24, 0)),
+        (share_fixed(2), (6715.8588, 3145.2190), (16, 40, 0)),
+        (share_fixed(4), (6549.3043, 3130.7707), (17, 41, 0)),
+        (longest_first, (6770.1433, 3795.5331), (0, 24, 0)),
+        (Packing(PackingOptions()).decide, (5926.9493, 2346.5345), (5, 35, 6)),
+    ],
 )
-@settings(max_examples=examples(40), deadline=None)
-def test_longest_first_alone_is_no_worse_than_four_thirds_of_the_best(seconds: list[int], count: int) -> None:
-    """Graham's bound, against every assignment."""
-    trials = [SimulatedTrial(family=0, seconds=float(length)) for length in seconds]
-    found = compare_pool_rules(trials, gpus(count), profiles([[0.4]]), rules={}, planners={}, fixed=(2,), costs=FREE)
-    best = min(_list_scheduled(order, count) for order in permutations(seconds))
-    assert best - 1e-6 <= found.outcomes["oracle"].makespan_s <= (4 / 3 - 1 / (3 * count)) * best + 1e-6
-
-
-def _list_scheduled(order: tuple[int, ...], count: int) -> float:
-    free = [0.0] * count
-    for length in order:
-        free[free.index(min(free))] += length
-    return max(free)
+def test_without_further_effects_results_stay_as_they_were(
+    rule: Decide, times_s: tuple[float, ...], counts: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(7)
+    beside = random.uniform(0.45, 1.0, (4, 4))
+    beside[0, 3] = beside[3, 0] = np.nan
+    memory_mib = (3_000.0, 5_000.0, 7_000.0, 11_000.0)
+    trials = [
+        SimulatedTrial(
+            family=int(family),
+            seconds=float(300 * (family + 1) * np.exp(random.normal(0, 0.2))),
+            memory_mib=float(memory_mib[family] * random.uniform(0.9, 1.1)),
+            arrives_s=float(arrival),
+            parameters={"width": 2 ** int(family)},
+            reports=number % 5 > 0,
+        )
+        for number, (family, arrival) in enumerate(
+            zip(random.integers(0, 4, 24), np.sort(random.choice([0.0, 500.0, 1_500.0], 24)), strict=True)
+        )
+    ]
+    speeds = PairProfiles(families=tuple("abcd"), alone=np.array([1.0, 2.0, 5.0, 9.0]), beside=beside)
+    devices = [dataclasses.replace(device, memory_mib=16_384.0) for device in gpus(3)]
+    found = SimulatedPool(trials, devices, speeds, seed=3).run(rule)
+    assert (found.makespan_s, found.mean_result_s) == pytest.approx(times_s, abs=0.01)
+    assert (found.out_of_memory, found.starts, found.pauses) == counts
 
 
 def test_a_rule_that_starts_nothing_is_refused() -> None:
     pool = SimulatedPool([SimulatedTrial(family=0, seconds=1.0)], [GPU], profiles([[0.9]]))
     with pytest.raises(RuntimeError, match="starts nothing"):
         pool.run(lambda _: [])
-
-
-def test_a_comparison_is_json_and_shares_the_oracles_gain() -> None:
-    trials = [SimulatedTrial(family=0, seconds=100.0)] * 4
-    found = compare_pool_rules(
-        trials, gpus(1), profiles([[0.9]]), rules={"first": longest_first}, planners={}, fixed=(2,), costs=FREE
-    )
-    assert found.outcomes["oracle"].makespan_s == pytest.approx(400.0 / 1.8)
-    rules = found.to_json()["rules"]
-    assert rules["fixed 2"]["share_of_oracle_gain"] == pytest.approx(1.0)
-    assert rules["first"]["share_of_oracle_gain"] == pytest.approx(0.0)
-    assert rules["fixed 2"]["unused_reserved"] is None
-
-
-def test_published_speeds_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "speeds.csv"
-    file.write_text(
-        "gpu,model,gpus,other_model,other_gpus,steps_per_s,other_steps_per_s\n"
-        "v100,A,1,,,10,\nv100,B,1,,,4,\nv100,A,1,B,1,8,1\nv100,A,1,A,1,0,0\nv100,B,1,B,1,2,2\nk80,A,1,,,3,\n"
-    )
-    found = read_pair_profiles(file, gpu="v100")
-    assert found.families == ("A", "B")
-    assert found.alone.tolist() == [10.0, 4.0]
-    np.testing.assert_allclose(found.beside, [[np.nan, 0.8], [0.25, 0.5]])
-    with pytest.raises(ProfilesInvalid, match="no speeds of 'h100'"):
-        read_pair_profiles(file, gpu="h100")
-    file.write_text("a,b\n1,2\n")
-    with pytest.raises(ProfilesInvalid, match="cannot be read"):
-        read_pair_profiles(file, gpu="v100")

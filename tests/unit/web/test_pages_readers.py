@@ -25,7 +25,7 @@ from helios.warehouse import Warehouse
 from helios.web.pages import ROUTES
 from helios.web.server import Access, web_application
 from helios.web.site import Reader, Site
-from tests.builders import a_batch, a_job
+from tests.builders import a_batch, a_job, a_trial_run
 from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 
@@ -94,6 +94,8 @@ class SharedSite:
             options = {"cluster": "dev", "path": "more", "sha256": "2", "format": "sacct", "timezone": "UTC"}
             warehouse.load([batch], **options)  # type: ignore[arg-type]  # all are texts
             warehouse.add_predictions("dev", predicted, made_at=self.fake_site.cluster.now)
+            for user in ("eve", "bob"):
+                warehouse.add_trial_runs([a_trial_run(number, pool=f"{user}s") for number in range(3)], user=user)
 
     def remove_bob(self) -> None:
         """Remove bob's jobs from the queue, the history, the predictions and the audit."""
@@ -108,6 +110,7 @@ class SharedSite:
                 statement = f"DELETE FROM {table} WHERE {column} = ?"
                 database.executemany(statement, [(job,) for job in ids])
             database.execute("DELETE FROM jobs WHERE user = ?", (bob,))
+            database.execute("DELETE FROM trial_runs WHERE user = 'bob'")
 
     def paths(self, web: TestClient) -> Iterator[str]:
         """Yield an address of every page, with every value for what stands in it."""
@@ -116,6 +119,7 @@ class SharedSite:
             "job": (*states, f"{self.ended['bob']}_3", "404404", "4711_[1-3]"),
             "user": ("eve", "bob", "nobody"),
             "node": ("node1",),
+            "pool": ("eves", "bobs", "nobodys"),
             "file": ("night.html", "study-dev.json"),
         }
         for route in web.app.application.routes:  # type: ignore[attr-defined]  # a new page is asked for, too

@@ -400,7 +400,7 @@ def test_jobs_that_still_run_hold_what_they_have_to_the_end() -> None:
 def test_without_starts_nothing_is_known() -> None:
     history = a_history(job(0, None, None, state="COMPLETED", run_time_s=5.0), end=1000)
     found = idle_beside_waiting(history, find_capacity(history, given={"gpu": 1}))
-    assert [(one.number, one.missing) for one in found] == [(number, "when jobs started") for number in (1, 2, 3)]
+    assert [(one.question, one.missing) for one in found] == [(number, "when jobs started") for number in (1, 2, 3)]
 
 
 def test_one_partition_has_no_other() -> None:

@@ -207,7 +207,7 @@ def test_without_starts_levels_are_not_known(number_of: tuple[int, Any]) -> None
     number, finding = number_of
     history: StudyHistory = a_history(job(0, None, None, state="COMPLETED", run_time_s=5.0), end=1000)
     found = finding(history, find_capacity(history, given={"gpu": 1}))
-    assert (found.number, found.missing) == (number, "when jobs started")
+    assert (found.question, found.missing) == (number, "when jobs started")
 
 
 def test_weeks_give_an_interval() -> None:

@@ -13,7 +13,7 @@ from tests.unit.training.fused.alone import DATA, DEVICE, THREE, a_trainer, asse
 def test_models_with_the_same_order_share_their_batches() -> None:
     configurations = [{**each, "data_seed": 7} for each in THREE]
     trainer = a_trainer(configurations, way="traced")
-    inputs, _ = trainer._batches.next_batch(trainer._engine.members)
+    inputs = trainer._batches.next_batch(trainer._engine.members)
     assert inputs[0].stride()[0] == 0
     trainer.train(steps=10)
     assert_as_alone(trainer, 1, configurations[1], steps=10)
@@ -28,12 +28,21 @@ def test_a_shared_order_is_as_alone_after_one_leaves_later(tmp_path: Path) -> No
     trainer.train(steps=3)
     trainer.remove(2)
     trainer.train(steps=1)
-    orders = trainer._batches.orders
+    assert trainer._batches.next_batch(trainer._engine.members)[0].stride()[0] == 0
     trainer.train(steps=2)
     assert_as_alone(trainer, 4, five[4], steps=9)
-    trainer.train(steps=2)
-    assert trainer._batches.orders is not orders  # another epoch
-    orders = trainer._batches.orders
-    trainer.train(steps=1)
-    assert trainer._batches.orders is orders  # made once an epoch, also beside the place of one that has left
+    trainer.train(steps=3)
     assert_as_alone(trainer, 1, five[1], steps=12)
+
+
+def test_orders_are_stacked_once_an_epoch() -> None:
+    trainer = a_trainer([*THREE, {"lr": 0.1, "seed": 7}, {"lr": 0.1, "seed": 8}], way="traced")
+    trainer.train(steps=1)
+    trainer.remove(4)
+    trainer.train(steps=1)
+    orders = trainer._batches.orders
+    trainer.train(steps=2)
+    assert trainer._batches.orders is orders  # also beside the place of one that has left
+    trainer.train(steps=1)
+    assert trainer._batches.orders is not orders
+    assert_as_alone(trainer, 1, THREE[1], steps=5)

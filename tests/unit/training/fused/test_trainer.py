@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.training.fused import FusedTrainer, epoch_order, make_optimizer
+from helios.training.fused.objective import LossInvalid
 from helios.training.fused.stack import OutOfMemory
-from helios.training.fused.ways import LossInvalid
 from tests.examples import examples
 from tests.unit.training.fused.alone import (
     BATCH,

@@ -11,6 +11,7 @@ from helios.errors import UsageError
 from helios.training.pool import containers
 from helios.training.pool.containers import RUNTIMES, Inside, find_container, unpack
 from helios.training.pool.devices import _counts
+from helios.training.pool.growth import describe
 from helios.training.pool.sweep import ContainerChoice
 from helios.training.pool.sweep_file import read_training_sweep
 
@@ -83,7 +84,7 @@ def test_the_program_need_not_be_on_the_machine_itself(tmp_path: Path) -> None:
     assert sweep.container == ContainerChoice(image=str(tmp_path / "image.sif"))
     plain = read_training_sweep(a_sweep(tmp_path, '"other:1.0"'))
     assert plain.container == ContainerChoice(image="other:1.0")
-    assert plain.fingerprint() != sweep.fingerprint()
+    assert describe(plain) != describe(sweep)
 
 
 def test_without_a_runtime_each_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

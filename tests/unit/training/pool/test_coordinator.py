@@ -19,6 +19,7 @@ from helios.errors import FileUnreadable, UsageError
 from helios.training.forecast import TrialModel
 from helios.training.model import (
     Device,
+    Forecast,
     PauseTrial,
     PoolAction,
     PoolSnapshot,
@@ -31,9 +32,11 @@ from helios.training.model import (
 )
 from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
 from helios.training.pool.sweep import TrainingSweep
+from helios.training.pool.trials import PoolSweep
 from helios.training.services.packing import Packing
 from tests.waiting import until
 
@@ -81,20 +84,28 @@ def run(
     devices: Sequence[Device] = (CPU,),
     decide: Decide = fixed_slots,
     watched: Watched | None = None,
+    forecast: Forecast | None = None,
+    known_speeds: Sequence[SharedSpeed] = (),
     **more: Any,
 ) -> tuple[PoolEnd, dict[int, TrialRecord]]:
     folder = sweep.cwd / "pool"
     watcher = watched or Watched()
-    with StateFile(folder, sweep.fingerprint()) as state:
+    with StateFile(folder, describe(sweep)) as state:
         search = open_search(sweep, folder / "search")
         try:
             pool = Coordinator(
-                sweep=sweep,
-                search=search,
-                state=state,
+                sweeps=[
+                    PoolSweep(
+                        sweep=sweep,
+                        search=search,
+                        state=state,
+                        folder=folder,
+                        forecast=forecast,
+                        known_speeds=known_speeds,
+                    )
+                ],
                 devices=devices,
                 decide=decide,
-                folder=folder,
                 watcher=watcher,
                 **more,
             )
@@ -157,13 +168,13 @@ while True:
 
 def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "")
-    with StateFile(tmp_path / "pool", sweep.fingerprint()), pytest.raises(UsageError, match="Another pool is running"):
+    with StateFile(tmp_path / "pool", describe(sweep)), pytest.raises(UsageError, match="Another pool is running"):
         run(sweep)
 
 
 def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     run(a_sweep(tmp_path, ""))
-    with pytest.raises(UsageError, match="another command"):
+    with pytest.raises(UsageError, match="another sweep"):
         run(a_sweep(tmp_path, "", [1, 2]))
 
 

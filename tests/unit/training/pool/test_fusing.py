@@ -576,7 +576,6 @@ def test_the_keys_of_a_sweep_are_those_of_the_trainer() -> None:
 @pytest.mark.parametrize(
     ("fused", "message"),
     [
-        ('program = "models.py"\nepochs = 1\n', "nothing says batch_size"),
         ('program = "models.py"\nbatch_size = 1\n', "nothing says epochs or steps"),
         ('program = "nowhere.py"\nepochs = 1\nbatch_size = 1\n', "nowhere.py is not in"),
         ('program = "models.py"\nepcohs = 1\nbatch_size = 1\n', "'epcohs' is unknown"),
@@ -602,3 +601,67 @@ def test_a_command_and_a_fused_program_exclude_each_other(tmp_path: Path) -> Non
     path = a_sweep(tmp_path, [{"lr": 0.1}], rest='command = "python x.py {lr}"')
     with pytest.raises(UsageError, match="exclude each other"):
         read_training_sweep(path)
+
+
+LOADERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Noisy(Dataset):
+    def __init__(self, count):
+        self.inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        inputs = self.inputs[index]
+        return {"inputs": inputs + 0.1 * torch.randn(4), "target": (inputs[0] > 0).long()}
+
+def build(configuration):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def step(model, batch):
+    output = model(batch["inputs"])
+    decay = sum(own.square().sum() for own in model.parameters())
+    loss = nn.functional.cross_entropy(output, batch["target"]) + 1e-3 * decay
+    return {"loss": loss, "accuracy": (output.argmax(1) == batch["target"]).float().mean()}
+
+def data():
+    return DataLoader(Noisy(60), batch_size=16, shuffle=True), DataLoader(Noisy(40), batch_size=16)
+"""
+
+
+def loader_sweep(folder: Path, together: int) -> Path:
+    """A sweep file of models that train on loaders by a step of their own."""
+    folder.mkdir()
+    (folder / "models.py").write_text(LOADERS)
+    path = folder / "sweep.toml"
+    path.write_text(
+        "[parameters]\nlr = [0.05, 0.1]\nseed = [1, 2]\n[search]\nmetric = 'accuracy'\n[fused]\n"
+        f"program = 'models.py'\nepochs = 4\ncheckpoint_s = 0.01\ntogether = {together}\n"
+        "[env]\nOMP_NUM_THREADS = '1'\n"
+    )
+    return path
+
+
+def test_loaders_and_a_step_give_the_same_fused_and_alone(tmp_path: Path) -> None:
+    _, fused = run_sweep(loader_sweep(tmp_path / "fused", 4))
+    _, alone = run_sweep(loader_sweep(tmp_path / "alone", 1))
+    assert processes(tmp_path / "fused") == [[0, 1, 2, 3]]
+    for number in range(4):
+        assert fused[number].state is alone[number].state is TrialState.FINISHED
+        mine, theirs = (
+            [each for each in reports(tmp_path / kind, number) if "step" in each] for kind in ("fused", "alone")
+        )
+        for epoch, other in zip(mine, theirs, strict=True):
+            assert epoch == pytest.approx({**other, "time_s": epoch["time_s"]}, rel=1e-4)
+    assert len({reports(tmp_path / "alone", number)[-3]["training_loss"] for number in range(4)}) == 4
+
+
+def test_a_batch_size_beside_that_of_a_loader_fails_the_trial(tmp_path: Path) -> None:
+    path = loader_sweep(tmp_path / "one", 1)
+    path.write_text(path.read_text().replace("epochs = 4", "epochs = 4\nbatch_size = 8").replace("[1, 2]", "[1]"))
+    _, trials = run_sweep(path)
+    assert "batch_size is 8, and that of the loader 16" in trials[0].reason

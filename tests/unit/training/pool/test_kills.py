@@ -71,10 +71,10 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         f'[parameters]\nx = {[*range(TRIALS)]}\n[search]\nmetric = "loss"\ndirection = "minimize"\n'
     )
     pool = start(folder, how)
-    until((folder / "sweep.pool" / FILE).exists)
+    until((folder / "pool" / FILE).exists)
     while done["kills"] < kills and pool.poll() is None:
         time.sleep(chance.uniform(0.0, 1.0))
-        processes = [each for each in pool_processes(folder / "sweep.pool") if each.pid != pool.pid]
+        processes = [each for each in pool_processes(folder / "pool") if each.pid != pool.pid]
         agents = [each for each in processes if each.ppid() == pool.pid]
         trials = [each for each in processes if each not in agents]
         part, targets = chance.choice([("trial", trials), ("agent", agents), ("coordinator", [pool]), ("both", agents)])
@@ -92,7 +92,7 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         if part in {"coordinator", "both"}:
             pool.wait()
             if part == "coordinator":  # the agent kills all, whether they are stopped or not
-                until(lambda: not pool_processes(folder / "sweep.pool"))
+                until(lambda: not pool_processes(folder / "pool"))
             pool = start(folder, how)
     until(lambda: pool.poll() is not None)
     assert pool.returncode == 0
@@ -101,8 +101,8 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
 
 def check(folder: Path, *, steps: int) -> None:
     """No trial is lost, doubled or left stopped."""
-    assert pool_processes(folder / "sweep.pool") == []
-    entries = [json.loads(line) for line in (folder / "sweep.pool" / FILE).read_text().splitlines()]
+    assert pool_processes(folder / "pool") == []
+    entries = [json.loads(line) for line in (folder / "pool" / FILE).read_text().splitlines()]
     ended = Counter(entry["trial"] for entry in entries if entry.get("state") in {"finished", "failed", "diverged"})
     assert ended == Counter(range(TRIALS))
     values = {entry["trial"]: entry["value"] for entry in entries if entry.get("state") == "finished"}

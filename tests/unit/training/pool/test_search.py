@@ -7,10 +7,14 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -201,6 +205,58 @@ def test_optuna_reads_what_happened(sweep: Reader, tmp_path: Path) -> None:
     trials = studied(tmp_path / "pool")
     assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "FAIL", "PRUNED", "RUNNING"]
     assert [trial.value for trial in trials] == [0.5, None, None, 0.25, None]
+    assert [trial.user_attrs.get("ended as") for trial in trials] == [None, "finished", "failed", None, None]
+    assert trials[3].user_attrs["folder"] == str(tmp_path / "trials" / "00003")
+
+
+def test_the_dashboard_shows_the_study_of_a_pool(sweep: Reader, tmp_path: Path) -> None:
+    pytest.importorskip("optuna_dashboard", reason="the dashboard of Optuna is not installed")
+    search = open_search(sweep(CONDITIONAL), tmp_path / "search")
+    ended = [TrialState.FINISHED, TrialState.PRUNED, TrialState.DIVERGED, TrialState.FAILED]
+    for number, state in enumerate(ended):
+        search.ask()
+        search.report(number, 1, 0.25)
+        search.tell(number, state, 0.5 if state is TrialState.FINISHED else None)
+    search.ask()
+    with dashboard(tmp_path / "search" / JOURNAL) as ask:
+        (study,) = ask("/api/studies")["study_summaries"]
+        assert (study["study_name"], study["directions"]) == (STUDY, ["maximize"])
+        trials = ask(f"/api/studies/{study['study_id']}")["trials"]
+        assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Fail", "Running"]
+        assert trials[0]["values"] == [0.5]
+        assert trials[1]["intermediate_values"] == [{"step": 1, "value": 0.25}]
+        shown = [{each["key"]: each["value"] for each in trial["user_attrs"]} for trial in trials]
+        assert [each.get("ended as") for each in shown] == [None, None, "diverged", "failed", None]
+        assert shown[4]["folder"].strip('"').endswith("trials/00004")
+        search.tell(4, TrialState.FINISHED, 0.75)
+        until(lambda: ask("/api/studies/0")["trials"][4]["state"] == "Complete")
+    search.close()
+
+
+@contextmanager
+def dashboard(journal: Path) -> Iterator[Callable[[str], Any]]:
+    """Run Optuna's dashboard on a journal, and give what asks it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from optuna_dashboard._cli import main; main()"]
+    with subprocess.Popen([*command, str(journal), "--port", str(port)], stdout=subprocess.DEVNULL) as server:
+
+        def ask(path: str) -> Any:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                return json.load(answer)
+
+        def answers() -> bool:
+            with suppress(OSError):
+                return bool(ask("/api/studies"))
+            assert server.poll() is None, "the dashboard has ended"
+            return False
+
+        try:
+            until(answers)
+            yield ask
+        finally:
+            server.kill()
 
 
 def test_a_study_of_several_metrics_has_all_values(sweep: Reader, tmp_path: Path) -> None:
@@ -222,13 +278,6 @@ def test_folder_has_one_process_at_a_time(sweep: Reader, tmp_path: Path) -> None
         open_search(read, tmp_path / "pool")
     search.close()
     open_search(read, tmp_path / "pool").close()
-
-
-@pytest.mark.parametrize("changed", [GRID.replace("0.01", "0.02"), GRID.replace("--lr", "--rate")])
-def test_folder_of_another_sweep_is_refused(sweep: Reader, tmp_path: Path, changed: str) -> None:
-    open_search(sweep(GRID), tmp_path / "pool").close()
-    with pytest.raises(UsageError, match="another command"):
-        open_search(sweep(changed), tmp_path / "pool")
 
 
 def test_a_search_can_be_made_longer(sweep: Reader, tmp_path: Path) -> None:

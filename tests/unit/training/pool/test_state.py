@@ -13,7 +13,7 @@ from helios.training.pool.state import FILE, StateFile
 
 
 def a_state(folder: Path, *, shared: bool = True) -> StateFile:
-    return StateFile(folder, "sweep", shared=shared)
+    return StateFile(folder, {}, shared=shared)
 
 
 def finish(state: StateFile, number: int) -> None:

@@ -156,6 +156,7 @@ def test_draws_lack_what_their_condition_forbids(sweep: Reader) -> None:
 
 def test_range_ends_are_values() -> None:
     assert ValueRange(low=0.1, high=0.3, step=0.1).values() == (0.1, 0.2, 0.3)
+    assert ValueRange(low=0.8, high=0.9, step=0.1).values() == (0.8, 0.9)
     assert ValueRange(low=2.0, high=2.0).values() == (2.0,)
     assert ValueRange(low=0.0, high=1.0).values() is None
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from helios.errors import UsageError
 from helios.training.pool import sweep_file
+from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
 from helios.training.pool.sweep_file import line_number, read_training_sweep
 from tests.examples import examples
@@ -55,7 +56,7 @@ def test_other_keys_are_read(sweep: Reader, tmp_path: Path) -> None:
 
 def test_a_sweep_has_a_weight_and_may_change_it(sweep: Reader) -> None:
     assert (sweep(GRID).weight, sweep("weight = 2\n" + GRID).weight) == (1.0, 2.0)
-    assert sweep(GRID).fingerprint() == sweep("weight = 2\n" + GRID).fingerprint()
+    assert describe(sweep(GRID)) == describe(sweep("weight = 2\n" + GRID))
 
 
 def test_grid_may_name_its_metric_without_optuna(sweep: Reader) -> None:
@@ -199,7 +200,7 @@ def test_without_optuna_a_search_says_what_to_install(sweep: Reader, monkeypatch
 def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
     page = (ROOT / "docs" / "sweep-file.md").read_text()
     examples_of_it = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    assert [sweep(text).trials for text in examples_of_it] == [64, 100, 64]
+    assert [sweep(text).trials for text in examples_of_it] == [64, 100, 7, 64]
     table = page[page.index("## Sweep file") : page.index("**Command.**")]
     keys = set(re.findall(r"^\| `\[?(\w+)\]?` \|", table, flags=re.MULTILINE))
     assert keys == {*sweep_file._SweepTable.model_fields}

@@ -27,7 +27,7 @@ def test_more_trials_go_on_where_the_last_ones_ended(tmp_path: Path) -> None:
 def test_no_trial_is_started_that_will_probably_not_end(tmp_path: Path) -> None:
     def end_soon(pool: Coordinator, event: Mapping[str, Any]) -> None:
         if event["event"] == "finished":
-            pool._trials.usual_s = 1000.0
+            pool.sweeps[0].usual_s = 1000.0
             pool.ends_s = time.time() + 500.0
 
     one = Device(name="cpu:0", kind="cpu", memory_mib=500.0, slots=1)

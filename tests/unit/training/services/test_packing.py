@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -25,9 +26,11 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
+from helios.training.pair_profiles import PairProfiles
 from helios.training.services import build_for_pool, packing
 from helios.training.services.packing import Packing, PackingOptions, least_device_time
-from helios.training.simulator import PairProfiles, PoolCosts, SimulatedPool, SimulatedTrial, share_fixed
+from helios.training.sharing_rules import share_fixed
+from helios.training.simulator import PoolCosts, SimulatedPool, SimulatedTrial
 from tests.examples import examples
 
 KNOWN = TrialForecast(memory_p95_mib=4_000.0, seconds_p50=1_000.0)
@@ -132,6 +135,31 @@ def test_a_trial_that_helps_another_joins_it_rather_than_an_alike_one() -> None:
     trials = [running(0), waiting(1), *(waiting(n, "b") for n in range(2, 8))]
     measured = speeds(a=10, b=10, a_a=6, b_b=6, a_b=9, b_a=9)
     assert starts(SERVICE.decide(a_pool(trials, devices=1, speeds=measured))) == {2: "gpu:0"}
+
+
+def test_of_a_family_the_heaviest_trial_starts_first() -> None:
+    trials = [waiting(0), waiting(1, weight=3.0), waiting(2)]
+    assert starts(SERVICE.decide(a_pool(trials, devices=1, speeds=speeds(a=10, a_a=3)))) == {1: "gpu:0"}
+
+
+def test_a_heavier_family_joins_before_one_that_gains_more() -> None:
+    measured = speeds(a=10, b=10, c=10, a_b=9, b_a=9, a_c=8, c_a=8, a_a=1, b_b=1, c_c=1, b_c=1, c_b=1)
+    for weight, joining in ((1.0, 1), (4.0, 2)):
+        trials = [running(0), waiting(1, "b"), waiting(2, "c", weight=weight)]
+        assert starts(SERVICE.decide(a_pool(trials, devices=1, speeds=measured))) == {joining: "gpu:0"}
+
+
+def test_equal_weights_decide_as_none() -> None:
+    recorded: list[tuple[PoolSnapshot, list[PoolAction]]] = []
+
+    def record(pool: PoolSnapshot) -> list[PoolAction]:
+        recorded.append((pool, SERVICE.decide(pool)))
+        return recorded[-1][1]
+
+    simulated([[0.9, 0.7], [0.8, 0.5]], [0, 1, 1] * 5, decide=record)
+    heavy = [replace(pool, trials=tuple(replace(trial, weight=4.0) for trial in pool.trials)) for pool, _ in recorded]
+    assert [SERVICE.decide(pool) for pool in heavy] == [actions for _, actions in recorded]
+    assert sum(map(len, [actions for _, actions in recorded])) >= 15
 
 
 def test_memory_with_head_room_is_not_exceeded() -> None:
@@ -428,6 +456,11 @@ def test_a_long_trial_that_fits_beside_nobody_gets_a_device() -> None:
     gone = [*there[:2], *queue, dataclasses.replace(there[2], state=TrialState.PAUSED, devices=())]
     actions = SERVICE.decide(a_pool([*gone, waiting(9, "c", forecast=large)], speeds=rates))
     assert starts(actions)[9] == "gpu:1"
+
+
+def test_for_results_no_device_waits_for_a_speed() -> None:
+    actions = Packing(PackingOptions(for_="results")).decide(a_pool([a_trial(number) for number in range(4)]))
+    assert sorted(starts(actions).values()) == ["gpu:0", "gpu:0", "gpu:1", "gpu:1"]
 
 
 def test_for_results_no_trial_makes_room_for_a_late_one() -> None:
