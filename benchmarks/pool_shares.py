@@ -23,8 +23,8 @@ from statistics import median
 import psutil
 
 from helios.training.model import PoolAction, PoolSnapshot, ShareTrial, StopTrial, TrialState
-from helios.training.pool.coordinator import fixed_slots
 from helios.training.pool.slices import SLICE_S
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.warm import hold, release
 from tests.unit.training.pool.sharing import share_by

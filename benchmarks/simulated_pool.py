@@ -92,7 +92,10 @@ def main() -> None:
             first_s = min(run.started_s for run in runs)
             ends_s = [run.started_s + run.seconds - first_s for run in runs]
             simulated = SimulatedPool(
-                [SimulatedTrial(family=f, seconds=steps / float(profiles.alone[f])) for f, steps in trials],
+                [
+                    SimulatedTrial(family=f, seconds=steps / float(profiles.alone[f]), memory_mib=10.0)
+                    for f, steps in trials
+                ],
                 [Device(name="cpu:0", kind="cpu", memory_mib=1e6)],
                 profiles,
                 costs=costs,

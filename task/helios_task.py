@@ -51,6 +51,8 @@ __version__ = "0.1.0"  # and LightningCallback and HuggingFaceCallback, made whe
 
 LATEST = "latest"
 """File in the folder of checkpoints that names the last complete one."""
+NAME = "lightning.ckpt"
+"""Checkpoint of PyTorch Lightning."""
 REQUESTS = ("pause", "checkpoint", "stop")
 LONGEST_REQUEST = 1 << 16
 """Bytes of the file that are read."""
@@ -354,6 +356,13 @@ def _numbers(metrics: Any) -> dict[str, Any]:
     return numbers
 
 
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _make_lightning_callback() -> Any:
     try:
         from lightning.pytorch.callbacks import Callback  # noqa: PLC0415 - only where it is used
@@ -363,7 +372,8 @@ def _make_lightning_callback() -> Any:
     class LightningCallback(Callback):  # type: ignore[misc]  # because the base may not be installed
         """Report metrics, save checkpoints and answer requests in PyTorch Lightning.
 
-        Go on with ``trainer.fit(model, ckpt_path=helios_task.latest_checkpoint())``.
+        Go on with ``trainer.fit(model, ckpt_path=helios_task.latest_checkpoint())``. That is also what a
+        ``ModelCheckpoint`` of Lightning saved, if it is newer.
 
         Parameters
         ----------
@@ -385,6 +395,8 @@ def _make_lightning_callback() -> Any:
             if self.batches % self.every:
                 return
             first = trainer.is_global_zero
+            if first:
+                self.keep_newest(trainer)
             request = requested() if first else None
             if first and request is None and time.monotonic() - self.saved_s > self.checkpoint_every_s:
                 request = "checkpoint"
@@ -396,13 +408,34 @@ def _make_lightning_callback() -> Any:
 
         def save(self, trainer: Any) -> None:
             """Save a checkpoint, which every process takes part in."""
-            name = "lightning.ckpt"
-            partial = checkpoint_folder() / f".{name}.partial"
+            partial = checkpoint_folder() / f".{NAME}.partial"
             trainer.save_checkpoint(str(partial))
             if trainer.is_global_zero:
-                _complete(partial, checkpoint_folder() / name)
-                mark_checkpoint(name, step=trainer.global_step)
+                _complete(partial, checkpoint_folder() / NAME)
+                mark_checkpoint(NAME, step=trainer.global_step)
             self.saved_s = time.monotonic()
+
+        def keep_newest(self, trainer: Any) -> None:
+            """Have the newest checkpoint of Lightning's own be the latest, also after Lightning removes it."""
+            saved: list[str] = []
+            for each in getattr(trainer, "checkpoint_callbacks", ()):
+                saved += [getattr(each, "last_model_path", ""), getattr(each, "best_model_path", "")]
+                saved += getattr(each, "best_k_models", ())
+            files = [Path(path) for path in saved if os.path.isfile(path)]  # noqa: PTH113 - an empty text is none
+            if not files:
+                return
+            newest, ours = max(files, key=_modified_s), checkpoint_folder() / NAME
+            if _modified_s(newest) > _modified_s(ours):
+                partial = checkpoint_folder() / f".{NAME}.partial"
+                with suppress(FileNotFoundError):
+                    partial.unlink()
+                try:
+                    os.link(str(newest), str(partial))
+                except OSError:  # on another file system
+                    shutil.copy2(str(newest), str(partial))
+                _complete(partial, ours)
+                mark_checkpoint(NAME)
+                self.saved_s = time.monotonic()
 
         def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
             self.report(trainer)

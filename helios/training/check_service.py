@@ -10,6 +10,7 @@ from typing import Any
 from helios.services.registry import find_flaws, make_service
 from helios.testing.check_service import find_clocks, watch_calls
 from helios.training.model import (
+    NUMBERS,
     Device,
     FusedSpeed,
     PauseTrial,
@@ -112,6 +113,10 @@ def _waiting_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     yield "a pool without devices", a_pool([a_trial(0), a_trial(1)], devices=0)
     yield "trials of which nothing is known", a_pool([a_trial(number) for number in range(9)])
     yield "trials of which much is known", a_pool([a_trial(n, forecast=KNOWN) for n in range(9)], speeds=SPEEDS)
+    sweeps = [
+        a_trial(place * NUMBERS + n, sweep=f"s{place}", family=f"f{place}") for place in range(3) for n in range(4)
+    ]
+    yield "trials of several sweeps", a_pool(sweeps)
     cpu = Device(name="cpu:0", kind="cpu", memory_mib=8_000.0, slots=2)
     yield "trials on the CPU", a_pool([a_trial(number) for number in range(9)], devices=(cpu,))
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from helios.cli.options import AsJson, Gain, Report, configuration, expand, low_high, parse_service_options
-from helios.cli.output import print_message, print_notes, print_result, progress_bars, write_page
+from helios.cli.output import print_message, print_notes, print_result, progress_bars, width, write_page
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.units import count_in_words, length
 
@@ -30,11 +30,20 @@ commands = typer.Typer(help="Run many training trials in one allocation.", no_ar
 Folder = Annotated[
     Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
 ]
+Chosen = Annotated[
+    list[str] | None, Argument(metavar="[NUMBER]... [POOL]", help="Numbers of trials, and the pool as in pool status.")
+]
+Sweeps = Annotated[
+    list[Path], Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched.")
+]
 Slots = Annotated[
     int | None, Option(help="Most trials at the same time on a device. Default: the cores, or 1 on a GPU.")
 ]
 Memory = Annotated[
     str | None, Option(help="Memory of each device that trials may share, as 24G. Default: what is free now.")
+]
+Pool = Annotated[
+    Path | None, Argument(help="Folder of the pool, or its sweep file. Default: the only pool in this folder.")
 ]
 Warm = Annotated[
     list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
@@ -88,10 +97,7 @@ class ServiceOptions:
 @expand
 def run_(
     *,
-    sweeps: Annotated[
-        list[Path],
-        Argument(metavar="SWEEP...", help="Sweep files: a command, its parameters, and how they are searched."),
-    ],
+    sweeps: Sweeps,
     folder: Folder = None,
     slots: Slots = None,
     device: Annotated[
@@ -113,7 +119,7 @@ def run_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the trials of one or several sweeps on this machine, or go on with them.
+    """Run the trials of sweeps on this machine, or go on.
 
     Needs no Slurm, GPU, daemon or configuration. A trial that has ended is never run again: the same command goes on
     where it was, whatever ended it. Exit status: 0 all trials ended well, 1 some failed or are left, 130 after Ctrl-C.
@@ -151,7 +157,7 @@ def run_(
     if events:
         print(json.dumps({"event": "result", **result.to_json()}, allow_nan=False, default=str), flush=True)
     else:
-        print_result(result.to_json(), result.table(), as_json=as_json)
+        print_result(result.to_json(), result.table(width=width()), as_json=as_json)
     if result.reason:
         command = f"helios pool run {' '.join(map(str, sweeps))}"
         print_message(f"Stopped, since {result.reason}. The same command goes on: {command}")
@@ -163,7 +169,7 @@ def run_(
 @expand
 def submit_(
     *,
-    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    sweeps: Sweeps,
     folder: Folder = None,
     slots: Slots = None,
     service: ServiceOptions,
@@ -193,7 +199,7 @@ def submit_(
     dry_run: Annotated[bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a Slurm job that runs the trials of a sweep.
+    """Submit a Slurm job that runs the trials of sweeps.
 
     It does what helios pool run does. The sweep is checked first. Of the jobs of one folder, one runs at a time, or as
     many as --pools says. See docs/pools.md.
@@ -216,15 +222,107 @@ def submit_(
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
     asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, **service.arguments()}
-    scripts = [job_script(sweep, allocation, **asked, pool=member) for member in members]
+    scripts = [job_script(sweeps, allocation, **asked, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:
         print_result(found | {"jobs": []}, escape("\n".join(scripts).rstrip()), as_json=as_json)
         if len(scripts) > 1 or chain > 1:
             print_message(f"{count_in_words(len(scripts), 'script')}, each submitted {count_in_words(chain, 'time')}.")
         return
-    jobs = submit_pool(scripts, folder=(folder or sweep.with_suffix(".pool")).absolute(), chain=chain)
+    jobs = submit_pool(scripts, folder=(folder or sweeps[0].with_suffix(".pool")).absolute(), chain=chain)
     print_result(found | {"jobs": jobs}, f"Submitted: {', '.join(jobs)}", as_json=as_json)
+
+
+@commands.command("status", epilog="Example: helios pool status sweep.pool")
+def status_(pool: Pool = None, as_json: AsJson = False) -> None:
+    """Show whether a pool runs, how far it is, and what failed.
+
+    It reads the pool's folder and changes nothing, whether the pool runs, has ended or was killed. The time left is
+    told from trials that ended, and is unknown before three have.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import status_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool))
+    print_result(status.to_json(), *status_lines(status, width=width()), as_json=as_json)
+
+
+@commands.command("best", epilog="Example: helios pool best sweep.pool --count 3 --json")
+def best_(
+    pool: Pool = None,
+    count: Annotated[
+        int | None, Option("-n", "--count", min=1, help="How many trials. Default: those that no other one beats.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best trials so far, and what runs each again.
+
+    With parameters, metrics, the folder of checkpoints, the command, the commit and the versions of packages.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import best_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool))
+    trials = status.best(count)
+    found = {"metrics": [*status.objectives], "trials": [status.result_json(trial) for trial in trials]}
+    print_result(found, *best_lines(status, trials), as_json=as_json)
+
+
+@commands.command("show", epilog="Example: helios pool show 12 sweep.pool")
+def show_(
+    number: Annotated[int, Argument(min=0, help="Number of the trial.")], pool: Pool = None, as_json: AsJson = False
+) -> None:
+    """Show all that is known of a trial.
+
+    That is each attempt with its device, time, memory, why it was started and how it ended, the last lines of its log,
+    and what ran: commit, packages, seed.
+    """
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+    from helios.training.status_report import show_lines  # noqa: PLC0415 - as above
+
+    status = read_status(find_pool(pool), history_of=number)
+    trial = status.trial(number)
+    attempts, log = status.attempts(trial), status.log_end(trial)
+    found = {**status.result_json(trial), "runs": attempts, "log_end": log}
+    print_result(found, *show_lines(status, number, log, attempts), as_json=as_json)
+
+
+@commands.command("stop", epilog="Example: helios pool stop 12 13 sweep.pool")
+def stop_(chosen: Chosen = None, as_json: AsJson = False) -> None:
+    """Stop a pool, or end some of its trials for good.
+
+    A pool that stops does what it does after Ctrl-C: trials are asked for a checkpoint, and the same command goes on
+    later. All pools that share the folder stop. Trials with these numbers are asked to stop and end as pruned.
+    """
+    from helios.training.pool.orders import STOP  # noqa: PLC0415 - no help needs it
+
+    _order(STOP, chosen or [], as_json=as_json)
+
+
+@commands.command("retry", epilog="Example: helios pool retry 12 sweep.pool")
+def retry_(chosen: Chosen = None, as_json: AsJson = False) -> None:
+    """Run failed trials again, in place.
+
+    Without numbers all that have failed. A trial that diverged is run again where its number is given, and begins anew;
+    a failed one goes on from its checkpoints. Each may fail as often as the sweep file says. It is done at once by a
+    pool that runs, else by the next run.
+    """
+    from helios.training.pool.orders import RETRY  # noqa: PLC0415 - no help needs it
+
+    _order(RETRY, chosen or [], as_json=as_json)
+
+
+def _order(what: str, chosen: Sequence[str], *, as_json: bool) -> None:
+    from helios.training.ordering import order_pool  # noqa: PLC0415 - no help needs it
+    from helios.training.status import find_pool  # noqa: PLC0415 - as above
+
+    numbers = [int(word) for word in chosen if word.isdecimal()]
+    places = [Path(word) for word in chosen if not word.isdecimal()]
+    if len(places) > 1:
+        raise UsageError(f"{places[1]} is neither a number nor the only pool.", hint="Name trials, then one pool.")
+    with progress_bars(shows_compiling=False) as progress:
+        given = order_pool(find_pool(places[0] if places else None), what, numbers, progress=progress)
+    print_result(given.to_json(), escape(given.in_words), as_json=as_json)
 
 
 @commands.command("load", epilog="Example: helios pool load sweep.pool")
@@ -384,6 +482,12 @@ class _Screen:
             for trials in pool.sweeps
         ]
         self._live.update(
-            pool_view(pool.snapshot(), sweeps, seconds=monotonic() - self._began_s, notes=self._notes),
+            pool_view(
+                pool.snapshot(),
+                sweeps,
+                seconds=monotonic() - self._began_s,
+                notes=self._notes,
+                width=self._live.console.width,
+            ),
             refresh=True,
         )

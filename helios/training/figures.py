@@ -1,7 +1,7 @@
 """Figures of a pool's trials.
 
-They are curves, parallel coordinates, the importance of parameters, and the metric by parameter. They tell trials apart
-by their tone, so that three, twenty-four and five hundred are legible alike.
+They are curves, parallel coordinates, the importance of parameters, and the metric by parameter. They tell trials
+apart by their tone, so that three, twenty-four and five hundred are legible alike.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from helios.model.trial_runs import CurvePoint, TrialRun
+if TYPE_CHECKING:  # its package imports pandas, which who asks how a pool is does not need
+    from helios.model.trial_runs import CurvePoint, TrialRun
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -278,7 +279,7 @@ class PoolSnapshot:
     fused: tuple[FusedSpeed, ...] = ()
 
 
-Forecast = Callable[[Sequence[Trial], Sequence[TrialRun]], Sequence[TrialForecast]]
+Forecast = Callable[[Sequence[Trial], "Sequence[TrialRun]"], Sequence[TrialForecast]]
 """Function that forecasts trials from the runs of the pool so far.
 
 Runs that have not ended have the outcome ``running``.
@@ -397,7 +398,7 @@ def by_process(trials: Iterable[Trial]) -> list[list[Trial]]:
     return list(processes.values())
 
 
-def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
+def fuse(snapshot: PoolSnapshot, free: Mapping[str, int], *, most: int | None = None) -> list[StartTrial]:
     """Return which trials that may be fused start, and in which process.
 
     Trials that may be trained in one process are a group. They are spread evenly over the running processes of the
@@ -408,6 +409,8 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     ----------
     free : mapping
         Number of free slots of each device.
+    most : int, optional
+        Most new processes.
     """
     waiting: dict[str, list[Trial]] = defaultdict(list)
     for trial in sorted(snapshot.trials, key=lambda trial: trial.number):
@@ -420,7 +423,7 @@ def fuse(snapshot: PoolSnapshot, free: Mapping[str, int]) -> list[StartTrial]:
     slots = sorted(
         (device for device in snapshot.devices for _ in range(free.get(device.name, 0))),
         key=lambda device: (-free.get(device.name, 0) / device.slots, device.name),
-    )
+    )[:most]
     n_new = _new_processes(waiting, running, len(slots))
     actions: list[StartTrial] = []
     for group, trials in waiting.items():

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 
 from helios.errors import HeliosError
 from helios.model.trial_runs import TrialRun
+from helios.training.pool.provenance import own_name
 from helios.training.pool.state import read_runs
+
+KEEP_S = 180.0
+"""How often the runs of a running pool are stored, s."""
+COST = 100
+"""One part in so many of a core goes into it at most."""
+LAST_S = 60.0
+"""How long a pool waits at its end for what is being stored, s."""
 
 
 def keep_runs(database: str, folders: Sequence[Path]) -> list[int]:
@@ -47,6 +56,34 @@ def keep_if_possible(database: str | None, folder: Path) -> str:
     except HeliosError as reason:
         return f"What trials used is kept in {folder} alone, since the warehouse failed: {reason.message}"
     return ""
+
+
+@contextmanager
+def keep_while_running(database: str | None, folders: Sequence[Path]) -> Iterator[None]:
+    """Store the runs of pools now and then while the block goes on.
+
+    What fails is left to the end of the pool, which tells why. Nobody waits for a slow database until then.
+    """
+    ended = Event()
+
+    def keep() -> None:
+        pause_s = KEEP_S
+        while not ended.wait(pause_s):
+            began_s = monotonic()
+            for folder in folders:
+                with suppress(Exception):  # the pool runs on, whatever it is
+                    keep_if_possible(database, folder)
+            pause_s = max(KEEP_S, COST * (monotonic() - began_s))
+
+    thread = Thread(target=keep, name="keep runs", daemon=True)
+    if database is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if database is not None:
+            thread.join(LAST_S)
 
 
 def known_runs(database: str | None, program: str) -> tuple[list[TrialRun], str]:
@@ -90,11 +127,3 @@ def _has_warehouse(database: str) -> bool:
     """
     file = database.removeprefix("sqlite:///")
     return file == database or Path(file).exists()
-
-
-def own_name() -> str:
-    """Return the user's name, or number where there is no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

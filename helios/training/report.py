@@ -10,13 +10,17 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
 
-from helios.report.tables import plain_table
 from helios.training.model import ENDED, Device, PoolSnapshot, Trial, TrialState, by_process, name_directions
 from helios.units import bar, count_in_words, rounded_duration
 
 MOST_SHOWN = 20
 """Trials that a table in a terminal shows."""
+LONGEST_NAME, FEWEST_LETTERS = 16, 12
+"""Letters of a column's name at most, and of parameters at least, so that a table has room in 80 columns."""
+LEFT = ("Device", "Parameters", "State")
+"""Columns that hold words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +145,9 @@ class PoolResults:
         answers = [result.to_json() for result in self.results]
         return answers[0] if len(answers) == 1 else {"sweeps": answers}
 
-    def table(self) -> RenderableType:
+    def table(self, *, width: int) -> RenderableType:
         """Show the best and the failed trials of each sweep."""
-        tables = [pool_table(result) for result in self.results]
+        tables = [pool_table(result, width=width) for result in self.results]
         return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
 
 
@@ -174,25 +178,67 @@ def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[st
 
 
 def best_in_words(
-    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]], objectives: Mapping[str, bool]
+    finished: Mapping[int, tuple[Mapping[str, float], Mapping[str, Any]]],
+    objectives: Mapping[str, bool],
+    *,
+    width: int | None = None,
 ) -> list[str]:
-    """Return sentences on the best trials, from the metrics and parameters of all that finished."""
+    """Return sentences on the best trials, from the metrics and parameters of all that finished.
+
+    With a width parameters are shortened, so that each is one line.
+    """
     front = find_best({number: metrics for number, (metrics, _) in finished.items()}, objectives)
     sentences = []
     for number in front[:MOST_SHOWN]:
         metrics, parameters = finished[number]
         values = ", ".join(f"{name}: {metrics[name]:.5g}" for name in objectives)
-        sentences.append(f"Best {values}, trial {number} ({write_parameters(parameters)}).")
+        words = f"Best {values}, trial {number} ("
+        left = None if width is None else max(FEWEST_LETTERS, width - len(words) - 2)
+        sentences.append(f"{words}{write_parameters(parameters, width=left)}).")
     if len(objectives) > 1 and front:
         sentences.insert(0, f"{count_in_words(len(front), 'trial')} that no other trial beats in every metric:")
     return sentences
 
 
-def write_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return parameters as one line."""
-    return ", ".join(
+def write_parameters(parameters: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return parameters as one line.
+
+    Where a width has no room for all, the first of them.
+    """
+    words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
-    )
+    ]
+    line = ", ".join(words)
+    if width is None or len(line) <= width:
+        return line
+    for count in range(len(words) - 1, 0, -1):
+        line = ", ".join([*words[:count], f"{len(words) - count} more"])
+        if len(line) <= width:
+            return line
+    return shorten(line, width)
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text, cut where a width has no room for it."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str, Any]]], *, width: int) -> Table:
+    """Return a table of trials that is no wider than a terminal.
+
+    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left.
+    """
+    names = [shorten(name, LONGEST_NAME) for name in names]
+    others = [place for place in range(len(names)) if place != 1]
+    used = sum(max([len(names[place]), *(len(str(row[place])) for row in rows)]) + 1 for place in others)
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for name in names:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    for row in rows:
+        about, left = row[1], max(FEWEST_LETTERS, width - used)
+        cell = shorten(about, left) if isinstance(about, str) else write_parameters(about, width=left)
+        table.add_row(*(escape(cell if place == 1 else str(other)) for place, other in enumerate(row)))
+    return table
 
 
 def memory_in_words(mib: float | None) -> str:
@@ -218,15 +264,17 @@ def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
     return sorted(result.trials, key=key)
 
 
-def pool_table(result: PoolResult) -> RenderableType:
+def pool_table(result: PoolResult, *, width: int) -> RenderableType:
     """Show the best and the failed trials."""
     shown = [trial for trial in order_by_value(result) if trial["state"] != TrialState.FAILED][:MOST_SHOWN]
     failed = [trial for trial in result.trials if trial["state"] == TrialState.FAILED]
     metrics = [*result.objectives] or ["Metric"]
-    table = plain_table("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts", right_from=3)
-    for trial in [*shown, *failed[:MOST_SHOWN]]:
-        table.add_row(*map(escape, trial_cells(result, trial)))
-    lines: list[RenderableType] = [table, ""]
+    names = ("Trial", "Parameters", "State", *metrics, "Time", "Memory", "Starts")
+    rows = [
+        (str(trial["number"]), trial["parameters"], *trial_cells(result, trial)[2:])
+        for trial in [*shown, *failed[:MOST_SHOWN]]
+    ]
+    lines: list[RenderableType] = [trial_table(names, rows, width=width), ""]
     if (more := len(result.trials) - len(shown) - len(failed[:MOST_SHOWN])) > 0:
         lines.append(f"{more:,} more: --json, or --report FILE")
     lines += [escape(f"Trial {trial['number']} failed: {trial.get('reason', '')}") for trial in failed[:MOST_SHOWN]]
@@ -301,40 +349,33 @@ class SweepView:
 
 
 def pool_view(
-    snapshot: PoolSnapshot, sweeps: Sequence[SweepView], *, seconds: float, notes: Sequence[str]
+    snapshot: PoolSnapshot, sweeps: Sequence[SweepView], *, seconds: float, notes: Sequence[str], width: int
 ) -> RenderableType:
     """Show a pool while it runs."""
     several = len(sweeps) > 1
     lines: list[RenderableType] = [escape(sweep.progress(seconds, named=several)) for sweep in sweeps]
     running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
-    table = plain_table("Device", "Trial", "Parameters", "Done", "Time", "Memory", "of", right_from=3)
+    rows: list[Sequence[str | Mapping[str, Any]]] = []
     for device in snapshot.devices:
         on_device = [trial for trial in running if device.name in trial.devices]
-        used = sum(trial.memory_mib or 0.0 for trial in on_device)
-        table.add_row(
-            escape(device.name),
-            f"{len(by_process(on_device))} of {device.slots}",
-            escape(device.model),
-            "",
-            "",
-            memory_in_words(used),
-            memory_in_words(device.memory_mib),
-        )
-        for trial in on_device[:MOST_SHOWN]:
-            table.add_row("", *_running_cells(trial, snapshot.now_s))
-    lines.append(table)
+        used = memory_in_words(sum(trial.memory_mib or 0.0 for trial in on_device))
+        slots = f"{len(by_process(on_device))} of {device.slots}"
+        rows.append((slots, device.model, device.name, "", "", used, memory_in_words(device.memory_mib)))
+        rows += [_running_cells(trial, snapshot.now_s) for trial in on_device[:MOST_SHOWN]]
+    lines.append(trial_table(("Trial", "Parameters", "Device", "Done", "Time", "Memory", "of"), rows, width=width))
     for sweep in sweeps:
         lines += [
             escape(f"{sweep.name}: {sentence}" if several else sentence)
-            for sentence in best_in_words(sweep.finished, sweep.objectives)
+            for sentence in best_in_words(sweep.finished, sweep.objectives, width=None if several else width)
         ]
     return Group(*lines, *(escape(f"note: {note}") for note in notes[-3:]))
 
 
-def _running_cells(trial: Trial, now_s: float) -> list[str]:
+def _running_cells(trial: Trial, now_s: float) -> Sequence[str | Mapping[str, Any]]:
     return [
-        escape(trial.label),
-        escape(write_parameters(trial.parameters)),
+        trial.label,
+        trial.parameters,
+        "",
         "" if trial.progress is None else f"{trial.progress:.0%}",
         rounded_duration(now_s - (trial.started_s or now_s)),
         memory_in_words(trial.memory_mib),

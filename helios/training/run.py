@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from helios.errors import UsageError
 from helios.training.model import Device
-from helios.training.past_runs import keep_if_possible, known_runs, own_name, runs_of_folder
+from helios.training.past_runs import keep_if_possible, keep_while_running, known_runs, runs_of_folder
 from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, Watcher
 from helios.training.pool.devices import find_devices, find_nodes
 from helios.training.pool.growth import describe, take_over
+from helios.training.pool.provenance import changed_code, describe_start, own_name
 from helios.training.pool.search import open_search
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep import ValueRange, program
-from helios.training.pool.sweep_file import read_training_sweep
+from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.pool.trials import PoolSweep, SweepTrials
 from helios.training.report import PoolResult
 from helios.training.services import build_for_pool, choose_common_service
@@ -44,7 +46,10 @@ MARGIN_S, MARGIN_SHARE = 60.0, 0.1
 
 
 def run_pool(path: Path, **given: Any) -> PoolResult:
-    """Run or resume the trials of one sweep file here, with the arguments of :func:`run_pools`."""
+    """Run or resume the trials of one sweep file here.
+
+    The arguments are those of :func:`run_pools`.
+    """
     [result] = run_pools([path], **given)
     return result
 
@@ -140,12 +145,15 @@ def run_pools(
             container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
             model, problem = (None, "") if choice is None else _learn(into, program(sweep), devices[0], database)
             problems.append(problem)
+            about = describe_start(sweep, [*devices, *(each for node in nodes for each in node.devices)], ends_s=ends_s)
             state = stack.enter_context(StateFile(into, describe(sweep), shared=shared))
             with state.exclusive():
                 changes = take_over(sweep, state)
                 made = [state.trials[number].parameters for number in sorted(state.trials)]
                 search = open_search(sweep, into / "search", made, others=state.joined if shared else None)
             stack.callback(search.close)
+            state.record_run(about)
+            code = changed_code([*state.runs.values()])
             sources.append(
                 PoolSweep(
                     sweep=replace(sweep, owner=sweep.owner or own_name()),
@@ -156,7 +164,7 @@ def run_pools(
                     container=container,
                     forecast=None if model is None else partial(model.expect, program(sweep)),
                     known_speeds=() if model is None else model.speeds,
-                    notes=[changes] if changes else (),
+                    notes=[f"{name}: {note}" if len(paths) > 1 else note for note in (changes, code) if note],
                 )
             )
         coordinator = Coordinator(
@@ -170,7 +178,8 @@ def run_pools(
             margin_s=margin_s,
             watcher=watcher,
         )
-        end = coordinator.run()
+        with keep_while_running(database, [*folders.values()]):
+            end = coordinator.run()
         seconds = steady_s() - began_s
         results = []
         for trials, reason, problem in zip(coordinator.sweeps, end.reasons, problems, strict=True):
@@ -200,37 +209,6 @@ def _result(trials: SweepTrials, *, devices: Sequence[Device], seconds: float, e
         is_log={name: space.log for name, space in sweep.parameters.items() if isinstance(space, ValueRange)},
         notes=(f"{others:,} trials are with other pools of this folder",) if others else (),
     )
-
-
-def pool_folders(paths: Sequence[Path], folder: Path | None) -> dict[Path, Path]:
-    """Return the folder of each sweep file, in their order.
-
-    Raises
-    ------
-    UsageError
-        Two have the same folder, or one folder is given for several.
-    """
-    if folder is not None and len(paths) > 1:
-        raise UsageError(
-            "--folder is for one sweep, and each of several has its own.", hint="Leave --folder out: a.pool and b.pool."
-        )
-    folders = {path: (folder or path.with_suffix(".pool")).absolute() for path in paths}
-    taken: dict[Path, Path] = {}
-    for path in paths:
-        into = folders[path].resolve()
-        if into in taken:
-            raise UsageError(f"{taken[into]} and {path} have the same folder, {into}.", hint="Name each sweep once.")
-        taken[into] = path
-    return folders
-
-
-def pool_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of some paths that tell them apart."""
-    parts = [path.absolute().parts for path in paths]
-    for length in range(1, max(map(len, parts))):
-        if len({each[-length:] for each in parts}) == len(parts):
-            break
-    return ["/".join(each[-length:]) for each in parts]
 
 
 def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:

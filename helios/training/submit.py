@@ -15,8 +15,8 @@ from typing import Any
 
 from helios.errors import ClusterRefused, ClusterUnavailable, FileUnwritable, UsageError
 from helios.private_files import make_folder
-from helios.training.pool.sweep_file import read_training_sweep
-from helios.training.services import build_for_pool, choose_service
+from helios.training.pool.sweep_file import pool_folders, read_training_sweep
+from helios.training.services import build_for_pool, choose_common_service
 
 SUBMIT_S = 60.0
 """How long sbatch may take."""
@@ -55,7 +55,7 @@ class Allocation:
 
 
 def job_script(
-    path: Path,
+    paths: Sequence[Path],
     allocation: Allocation,
     *,
     folder: Path | None = None,
@@ -66,27 +66,31 @@ def job_script(
     options: Mapping[str, Any] = {},
     pool: int | None = None,
 ) -> str:
-    """Return a batch script that runs a sweep in one allocation.
+    """Return a batch script that runs sweeps in one allocation.
 
     Parameters
     ----------
+    paths : sequence of Path
+        The sweep files.
     slots, warm, mps, service, options
-        As of :func:`~helios.training.run.run_pool`.
+        As of :func:`~helios.training.run.run_pools`.
     pool : int, optional
         Number of the pool among several that share the folder, from 1.
 
     Raises
     ------
     UsageError
-        The sweep cannot be run, there is no such service, or an option has more than one line.
+        A sweep cannot be run, there is no such service, or an option has more than one line.
     """
-    choice = choose_service(read_training_sweep(path).service, service, options)
+    folders = pool_folders(paths, folder)
+    choice = choose_common_service([read_training_sweep(path).service for path in paths], service, options)
     if choice is not None:
         build_for_pool(choice.name, choice.options)
-    into = (folder or path.with_suffix(".pool")).absolute()
-    place = hashlib.sha256(os.fsencode(into)).hexdigest()[:8]  # one allocation at a time for each folder
+    into = folders[paths[0]]
+    # One allocation at a time for the same folders.
+    place = hashlib.sha256(b"\0".join(map(os.fsencode, folders.values()))).hexdigest()[:8]
     asked = {
-        "job-name": f"{path.stem}-{place}" + ("" if pool is None else f"-{pool}"),
+        "job-name": f"{paths[0].stem}-{place}" + ("" if pool is None else f"-{pool}"),
         "nodes": allocation.nodes,
         "ntasks-per-node": 1,
         "dependency": "singleton",
@@ -103,7 +107,8 @@ def job_script(
     directives = [f"--{name}={value}" for name, value in asked.items() if value is not None] + list(allocation.more)
     if any(not option.isprintable() for option in directives):
         raise UsageError("An option for sbatch has more than one line.", hint="Write each on one line.")
-    command = [sys.executable, "-m", "helios", "pool", "run", str(path.absolute()), "--folder", str(into), "--json"]
+    command = [sys.executable, "-m", "helios", "pool", "run", *(str(path.absolute()) for path in paths), "--json"]
+    command += ["--folder", str(into)] if len(paths) == 1 else []
     command += [] if slots is None else ["--slots", str(slots)]
     command += [word for module in warm for word in ("--warm", module)] + ["--mps"] * mps
     command += [] if service is None else ["--service", service]

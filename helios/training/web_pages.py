@@ -15,6 +15,7 @@ from helios.training.figures import PlottedPool, PlottedTrial, pool_figures
 from helios.training.report import memory_in_words, write_parameters
 from helios.units import count_in_words, rounded_duration
 from helios.warehouse import Warehouse
+from helios.warehouse.trials import SHORT_POOL
 from helios.web.site import Page, PageMissing, Reader, Route, Site
 
 MOST_POOLS, MOST_TRIALS = 200, 500
@@ -89,7 +90,7 @@ def pools_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     names = ["Pool", "Program", *(["User"] if reader.is_admin else []), "Started", "Last end", "Trials", "Best"]
     rows = [
         [
-            str(pool["pool"]),
+            pool["pool"][:SHORT_POOL],
             Path(pool["program"]).name[:LONGEST_CELL],
             *([pool["user"]] if reader.is_admin else []),
             pool["started_at"],
@@ -122,7 +123,7 @@ def pool_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         summary = pool.to_json()
         sections += _pool_sections(pool, summary)
         values.append({**summary, "trials": [_trial_json(run) for run in pool.last]})
-    return Page(title=f"Pool {given['pool']}", sections=sections, values={"sweeps": values})
+    return Page(title=f"Pool {given['pool'][:SHORT_POOL]}", sections=sections, values={"sweeps": values})
 
 
 def _stored(site: Site, reader: Reader, *, pool: str | None = None) -> list[StoredPool]:

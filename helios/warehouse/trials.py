@@ -19,6 +19,8 @@ MOST_RUNS_READ = 20_000
 """Most runs of a program that are read, the last ones. A model needs no more, and reading them takes a second."""
 MOST_CURVES_READ = 1_000
 """Most of them that are read with their curves, the last ones, at some 0.3 ms each."""
+SHORT_POOL = 12
+"""Letters of a pool's name that nobody else's has. It is random and has 32."""
 _NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "metrics", "placement", "metric", "direction", "curve"}
 _TRIAL_COLUMNS = tuple(field.name for field in fields(TrialRun) if field.name not in _NOT_AS_IT_IS)
 """Fields of ``TrialRun`` that are stored as they are."""
@@ -55,11 +57,13 @@ class TrialStore:
     ) -> list[TrialRun]:
         """Return the last 20,000 runs of trials, oldest first.
 
-        They are those of a user, a program and a pool, where these are given. The last 1,000 have their curves.
+        They are those of a user, a program and a pool, where these are given. The last 1,000 have their curves. Of the
+        name of a pool the first ``SHORT_POOL`` letters are enough.
         """
         table = schema.trial_runs
-        wanted = {"user": user, "program": program, "pool": pool}
-        chosen = [table.c[name] == value for name, value in wanted.items() if value is not None]
+        chosen = [] if user is None else [table.c.user == user]
+        chosen += [] if program is None else [table.c.program == program]
+        chosen += [] if pool is None else [sa.func.substr(table.c.pool, 1, max(SHORT_POOL, len(pool))) == pool]
         order = [column.desc() for column in (table.c.started_at, table.c.pool, table.c.number, table.c.attempt)]
         columns = [column for column in table.c if column.name != "curve"]
         runs = sa.select(*columns).where(*chosen).order_by(*order).limit(MOST_RUNS_READ)

@@ -1221,6 +1221,9 @@ def test_runs_of_trials_are_those_of_a_pool(warehouse: Warehouse) -> None:
     warehouse.add_trial_runs([a_trial_run(1, pool="q")], user="bob")
     assert [(run.number, run.user) for run in warehouse.trial_runs()] == [(0, "ann"), (1, "bob")]
     assert [run.number for run in warehouse.trial_runs(pool="q")] == [1]
+    warehouse.add_trial_runs([a_trial_run(2, pool="0123456789abcdef")], user="bob")
+    found = {part: len(warehouse.trial_runs(pool=part)) for part in ("0123456789abcdef", "0123456789ab", "0123456789")}
+    assert found == {"0123456789abcdef": 1, "0123456789ab": 1, "0123456789": 0}
     assert warehouse.trial_runs(user="ann", pool="q") == []
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -409,3 +410,34 @@ def test_a_wrong_configuration_stops_no_pool(helios: Helios, sweep: Path) -> Non
     said = helios("pool", "run", sweep, "--json")
     assert "Earlier trials are not known" in said.err
     assert len(result(said)["trials"]) == 6
+
+
+@pytest.mark.nightly
+def test_a_search_of_a_real_model_is_killed_goes_on_and_grows(helios: Helios, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the extra [fused] is not installed")
+    pytest.importorskip("sklearn")
+    root = Path(__file__).parents[2]
+    shutil.copytree(root / "benchmarks" / "pool_digits", tmp_path / "a" / "b")
+    shutil.copytree(root / "task", tmp_path / "task")
+    sweep = tmp_path / "a" / "b" / "conditional.toml"
+    grown = sweep.read_text().replace('"python ', f'"{sys.executable} ').replace("--epochs 20", "--epochs 4")
+    text = grown.replace("trials = 24", "trials = 12").replace("width = [32, 64]", "width = [32]")
+    sweep.write_text(text.replace("high = 1e-2", "high = 1e-3"))
+    warm = [word for module in ("torch", "sklearn.datasets", "sklearn.model_selection") for word in ("--warm", module)]
+    process = start(sweep, *warm)
+    state = sweep.with_suffix(".pool") / "state.jsonl"
+    until(lambda: state.exists() and state.read_text().count('"what": "finished"') >= 5)
+    process.kill()
+    process.communicate()
+    first = result(helios("pool", "run", sweep, "--slots", 2, "--json", *warm))
+    sweep.write_text(grown)
+    found = result(helios("pool", "run", sweep, "--slots", 2, "--json", *warm))
+    assert any(note.startswith("The sweep file has changed. lr: 0.0001 to 0.01, log, was") for note in found["notes"])
+    assert found["trials"][:12] == first["trials"]
+    assert len(found["trials"]) == 24
+    assert {trial["state"] for trial in found["trials"]} <= {"finished", "pruned"}
+    parameters = [trial["parameters"] for trial in found["trials"]]
+    assert {("momentum" in each) == (each["optimizer"] == "sgd") for each in parameters} == {True}
+    assert max(each["lr"] for each in parameters) > 1e-3
+    assert {each["width"] for each in parameters} == {32, 64}
+    assert found["best"]["value"] > 0.8

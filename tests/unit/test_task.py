@@ -18,6 +18,7 @@ import helios_task
 import pytest
 
 from helios.training.pool.reports import ReportReader, TaskRequest, write_request
+from helios.training.run import run_pool
 
 TASK = Path(__file__).parents[2] / "task"
 SOURCE = (TASK / "helios_task.py").read_text()
@@ -431,6 +432,7 @@ class LightningTrainer:
     estimated_stepping_batches = 100
 
     def __init__(self) -> None:
+        self.checkpoint_callbacks: list[Any] = []
         self.callback_metrics = {"val/loss": 0.5, "name": "x", "step": 9}
         self.global_step = 0
 
@@ -465,6 +467,26 @@ def test_lightning_saves_now_and_then() -> None:
     callback, trainer = helios_task.LightningCallback(every=1, checkpoint_every_s=0.0), LightningTrainer()
     callback.on_train_batch_end(trainer, None, None, None, 0)
     assert helios_task.latest_checkpoint() is not None
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_what_lightning_saved_itself_is_the_latest_checkpoint(pool: ReportReader, tmp_path: Path) -> None:
+    callback, trainer = helios_task.LightningCallback(every=1), LightningTrainer()
+    saved = tmp_path / "epoch=0-step=4.ckpt"
+    trainer.checkpoint_callbacks = [
+        types.SimpleNamespace(last_model_path="", best_model_path=str(saved), best_k_models={str(saved): 0.5})
+    ]
+    callback.on_train_batch_end(trainer, None, None, None, 0)
+    assert helios_task.latest_checkpoint() is None
+    saved.write_text("4")
+    for _ in range(2):
+        callback.on_train_batch_end(trainer, None, None, None, 0)
+    saved.unlink()  # as Lightning does when it has saved a better one
+    callback.on_train_batch_end(trainer, None, None, None, 0)
+    latest = helios_task.latest_checkpoint()
+    assert latest is not None
+    assert latest.read_text() == "4"
+    assert [report.checkpoint for report in pool.read()] == ["lightning.ckpt"]
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -550,3 +572,47 @@ def test_the_framework_itself_pauses_and_goes_on(tmp_path: Path, framework: str,
     last: list[Any] = [report.step for report in reader.read() if report.metrics]
     assert min(last) > 5
     assert max(last) == 32
+
+
+KILLS_ITSELF = """
+import os, pathlib, signal, sys, torch, helios_task
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def on_train_start(self):
+        print("starts at", self.global_step, flush=True)
+    def training_step(self, batch, _):
+        if self.global_step == 13 and not pathlib.Path("killed").exists():
+            pathlib.Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), float(sys.argv[1]))
+
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), batch_size=8)
+own = ModelCheckpoint(dirpath="saved", every_n_train_steps=4)
+callback = helios_task.LightningCallback(every=1)
+trainer = pl.Trainer(max_epochs=4, callbacks=[own, callback], logger=False, enable_progress_bar=False,
+                     accelerator="cpu")
+trainer.fit(Model(), data, ckpt_path=helios_task.latest_checkpoint())
+print("ends at", trainer.global_step)
+"""
+
+
+def test_a_killed_trial_of_lightning_goes_on_amid_its_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (tmp_path / "helios_task.py").write_text(SOURCE)
+    (tmp_path / "train.py").write_text(KILLS_ITSELF)
+    path = tmp_path / "sweep.toml"
+    path.write_text(f'command = "{sys.executable} train.py {{lr}}"\n[parameters]\nlr = [0.01]\n')
+    result = run_pool(path, kind="cpu")
+    assert result.counts == {"finished": 1}
+    log = (tmp_path / "sweep.pool/trials/00000/log.txt").read_text()
+    said = [line for line in log.splitlines() if line.startswith(("starts", "ends"))]
+    assert said == ["starts at 0", "starts at 12", "ends at 32"]

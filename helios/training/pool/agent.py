@@ -316,7 +316,10 @@ class Agent:
     def _free_segment(
         self, pool: str, groups: ControlGroups | None, limit_mib: float | None, *, keeps_limit: bool
     ) -> _Segment | None:
-        """Return a free container of a sweep with this limit, or kill the free ones and return None."""
+        """Return a free container of a sweep with this limit.
+
+        Else the free ones are killed, and it is None.
+        """
         unused = [segment for segment in self._segments.values() if segment.trial is None and not segment.killed]
         free = [segment for segment in unused if segment.pool == pool]
         for segment in free:

@@ -47,6 +47,8 @@ class Attempt:
     """Whether it was asked to stop for good."""
     finished: str = ""
     """Why it then ends as finished. Empty where it ends as pruned."""
+    why: str = ""
+    """Why it was asked to pause or stop."""
     beside: tuple[str, ...] = ()
     beside_since: tuple[float, int, float] | None = None
     """When the measurement began, the step then, and how long it had run."""
@@ -101,15 +103,17 @@ class Attempt:
         with suppress(OSError):  # a full disk: the signal comes anyway
             write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def stop(self, grace_s: float, *, finished: str = "") -> None:
+    def stop(self, grace_s: float, *, why: str = "", finished: str = "") -> None:
         """Ask the program to stop for good, before it is ended.
 
         Parameters
         ----------
+        why : str
+            Why it ends.
         finished : str
             Why it ends as finished, with its last value. Empty where it ends as pruned.
         """
-        self.stopped, self.finished = True, finished
+        self.stopped, self.finished, self.why = True, finished, why
         if self.process is None:  # one that trains others as well reads requests
             self.terminate_at_s = min(self.terminate_at_s, steady_s() + grace_s)
         self.request(TaskRequest.STOP, by_s=self.terminate_at_s if self.terminate_at_s < inf else None)

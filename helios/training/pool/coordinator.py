@@ -24,10 +24,7 @@ from helios.training.model import (
     ShareTrial,
     StartTrial,
     StopTrial,
-    Trial,
     TrialState,
-    by_process,
-    fuse,
 )
 from helios.training.pool.attempts import Attempts
 from helios.training.pool.clock import steady_s
@@ -35,12 +32,12 @@ from helios.training.pool.devices import Node
 from helios.training.pool.endings import Endings
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
+from helios.training.pool.orders import Orders
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.trials import COST, DECIDE_S, PoolSweep, Sweeps, SweepTrials
 
-MORE_ROOM = 1.5
-"""What a trial that was killed for memory gets of its last limit."""
 _READ_S = 0.25
 """How often reports are read, s."""
 _LONGEST_READ_S = 2.0
@@ -59,56 +56,6 @@ class Watcher(Protocol):
 
     def refresh(self, pool: Coordinator) -> None:
         """Show the pool as it is, several times a second."""
-
-
-def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
-    """Start trials in order while a device has a slot.
-
-    Those that may be fused share processes. Each process gets an equal part of the memory. A trial that was killed for
-    memory gets more, and at last a device of its own.
-    """
-    running: dict[str, list[Trial]] = {device.name: [] for device in snapshot.devices}
-    for lead, *_ in by_process(snapshot.trials):
-        for name in lead.devices:
-            running[name].append(lead)
-    used = {device.name: len(running[device.name]) for device in snapshot.devices}
-    free = {
-        device.name: device.memory_mib - sum(trial.memory_limit_mib or 0.0 for trial in running[device.name])
-        for device in snapshot.devices
-    }
-    actions: list[PoolAction] = []
-    for start in fuse(snapshot, {device.name: device.slots - used[device.name] for device in snapshot.devices}):
-        actions.append(start)
-        if start.into is None:
-            for name in start.devices:
-                used[name] += 1
-                free[name] -= start.memory_limit_mib or 0.0
-    waiting = [
-        trial
-        for trial in snapshot.trials
-        if trial.state in {TrialState.WAITING, TrialState.PAUSED} and not trial.fusible
-    ]
-    for trial in sorted(waiting, key=lambda trial: (trial.out_of_memory_mib or 0.0, trial.number)):
-        if all(used[device.name] >= device.slots for device in snapshot.devices):
-            break
-        for device in sorted(snapshot.devices, key=lambda device: used[device.name] / device.slots):
-            need = trial.forecast.memory_p95_mib or device.memory_mib / device.slots
-            if trial.out_of_memory_mib is not None:
-                need = max(need, MORE_ROOM * trial.out_of_memory_mib)
-            need = min(need, device.memory_mib)
-            if used[device.name] < device.slots and (need <= free[device.name] * (1 + 1e-9) or not used[device.name]):
-                actions.append(
-                    StartTrial(
-                        number=trial.number,
-                        devices=(device.name,),
-                        memory_limit_mib=need,
-                        reason=f"{device.slots - used[device.name]} of {device.slots} slots free",
-                    )
-                )
-                used[device.name] += 1
-                free[device.name] -= need
-                break
-    return actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +144,8 @@ class Coordinator:
             warm=warm,
             mps=mps,
         )
+        self._orders = [Orders(trials=each, attempts=self._attempts, notes=self._notes) for each in self.sweeps]
+        self._stopped_by = ""
         self._signal: int | None = None
         self._signals: list[int] = []
         self._wake = os.pipe()
@@ -263,6 +212,7 @@ class Coordinator:
         now = steady_s()
         if not self._attempts.stop_reason and self.ends_s is not None and now >= self.ends_s - self._margin_s:
             self._stop("the time of the allocation is up")
+        self._take_orders()
         self._take_signals()
         if now >= self._read_at_s:
             for attempt in list(self._attempts.running.values()):
@@ -283,6 +233,7 @@ class Coordinator:
         self._launcher.divide_devices()
         for trials in self.sweeps:
             trials.report_to_search()
+            trials.show_hold()
         if self._watcher is not None:
             self._watcher.refresh(self)
 
@@ -345,6 +296,12 @@ class Coordinator:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _take_orders(self) -> None:
+        for orders in self._orders:
+            if stopped_by := orders.take():
+                self._stopped_by = stopped_by
+                self._signals.append(signal.SIGTERM)
+
     def _take_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
@@ -357,7 +314,8 @@ class Coordinator:
                 self._stop("the time of the allocation is up")
                 continue
             self._signal = number
-            self._stop("it was interrupted" if number == signal.SIGINT else "it was told to end")
+            told = f"{self._stopped_by} stopped it" if self._stopped_by else "it was told to end"
+            self._stop("it was interrupted" if number == signal.SIGINT else told)
 
     def _stop(self, reason: str) -> None:
         """Request a checkpoint of every trial, then end it."""
@@ -411,8 +369,9 @@ class Coordinator:
             {"event": "asked", **trials.identify(action.number), "request": str(wanted), "reason": action.reason}
         )
         if isinstance(action, StopTrial):
-            attempt.stop(trials.sweep.grace_s, finished=action.reason if action.finished else "")
+            attempt.stop(trials.sweep.grace_s, why=action.reason, finished=action.reason if action.finished else "")
         else:
+            attempt.why = action.reason
             attempt.request(wanted)
 
     def _handle_event(self, event: Mapping[str, Any]) -> None:

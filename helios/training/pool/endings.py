@@ -99,14 +99,22 @@ class Endings:
         if how == "diverged":
             return "diverged", TrialState.DIVERGED, why
         if how == "stopped" or (attempt.stopped and not _ran_to_end(attempt, status, asked)):
-            return _stopped(attempt, ended_by_pool=asked) if attempt.finished else ("pruned", TrialState.PRUNED, why)
+            return (
+                _stopped(attempt, ended_by_pool=asked)
+                if attempt.finished
+                else ("pruned", TrialState.PRUNED, why or attempt.why)
+            )
         if how in {"apart", "together"}:
             return "interrupted", TrialState.WAITING, why or "the process that trained it with others ended"
         paused = attempt.answered is TaskRequest.PAUSE and status == 0
         if self._attempts.stop_reason and (paused or asked):
             return "interrupted", TrialState.WAITING, self._attempts.stop_reason
         if paused or asked:
-            return "paused", TrialState.PAUSED, "paused by the service" if attempt.asked else "it paused"
+            return (
+                "paused",
+                TrialState.PAUSED,
+                f"paused by the service: {attempt.why}" if attempt.asked else "it paused",
+            )
         if status == 0 and attempt.diverged:
             return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"
         if status == 0:

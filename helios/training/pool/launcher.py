@@ -193,8 +193,8 @@ class Launcher:
             note = "The trials of a process cannot be held back one by one: their share is that of the process"
             self._notes.note(note)
         attempt.share = action.share
-        of = self._sweeps.of(action.number).identify(action.number)
-        self._notes.publish({"event": "shared", **of, "share": action.share, "reason": action.reason})
+        which = self._sweeps.of(action.number).identify(action.number)
+        self._notes.publish({"event": "shared", **which, "share": action.share, "reason": action.reason})
 
     def divide_devices(self) -> None:
         """Tell agents how their devices' time is divided, where that has changed."""
@@ -281,7 +281,13 @@ class Launcher:
             trials.pause_starts(reason.strerror or str(reason))
             return
         names = tuple(device.name for device in devices)
-        trials.state.record_started(trial.number % NUMBERS, devices=names, memory_limit_mib=limit)
+        trials.state.record_started(
+            trial.number % NUMBERS,
+            devices=names,
+            memory_limit_mib=limit,
+            why=action.reason,
+            log="" if process is None else str(process.folder / "log.txt"),
+        )
         if trials.state.problem:
             return
         now = steady_s()

@@ -146,13 +146,13 @@ class Readings:
             return
         attempt.value = report.metrics.get(metric)
         self._take_point(attempt, report, now)
-        if report.step is None or attempt.stopped:
-            if attempt.answered is TaskRequest.STOP and (report.step or 0) > (attempt.step or 0):
-                attempt.answered = None  # it trains on
+        if report.step is None:
             return
+        if attempt.stopped and attempt.answered is TaskRequest.STOP and report.step > (attempt.step or 0):
+            attempt.answered = None  # it trains on
         pruned = trials.is_pruned(attempt.trial.number, report.step, report.metrics.get(metric, nan))
-        if pruned and not is_over:
-            attempt.stop(trials.sweep.grace_s)
+        if pruned and not is_over and not attempt.stopped:
+            attempt.stop(trials.sweep.grace_s, why=f"pruned by the search at step {report.step}")
 
     def _take_point(self, attempt: Attempt, report: Report, now: float) -> None:
         """Add a value to the curve of the trial."""

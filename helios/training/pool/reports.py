@@ -11,7 +11,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,8 @@ MOST_LINES, MOST_LAST_LINES = 1_000, 10_000
 FARTHEST_BEHIND = 16 << 20
 """Bytes that a file may be ahead of its reader, above which all but the last ``STEP`` are passed over."""
 LONGEST_LINE = 1 << 16
+END = 1 << 15
+"""Bytes at the end of a file that somebody who asks is shown."""
 MOST_METRICS = 64
 """Metrics of one report; the others are dropped."""
 LONGEST_NAME, LONGEST_MESSAGE = 100, 1_000
@@ -159,7 +161,7 @@ class GrowingFile:
         self.problem = ""
         jump: Jump = ""
         try:
-            with closing(_Plain(self.path)) as file:
+            with closing(PlainFile(self.path)) as file:
                 if file.inode != self._inode or file.size < self._size:  # another file, or cut short
                     jump = "replaced" if self.place else ""
                     self._inode, self.place = file.inode, 0
@@ -186,19 +188,46 @@ class GrowingFile:
         self.place += count
 
 
-class _Plain:
-    """An open plain file of this account, or an OSError."""
+class PlainFile:
+    """An open plain file of this account or of another one, or an OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, owner: int | None = None) -> None:
         self.handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         found = os.fstat(self.handle)
         self.size, self.inode = found.st_size, found.st_ino
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != (os.geteuid() if owner is None else owner):
             self.close()
             raise OSError(0, "it is no plain file of this account")
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self.handle)
+
+
+def read_end(path: Path, *, owner: int) -> list[bytes]:
+    """Return the lines at the end of a file.
+
+    None are where it cannot be read, or is no plain file of its owner.
+    """
+    with suppress(OSError), closing(PlainFile(path, owner=owner)) as file:
+        start = max(0, file.size - END)
+        lines = os.pread(file.handle, END, start).split(b"\n")
+        return lines[bool(start) :]
+    return []
+
+
+def read_last_report(path: Path, *, owner: int) -> Report:
+    """Return what a running program reported last."""
+    last = Report()
+    for line in read_end(path, owner=owner)[-MOST_LINES:]:
+        if (report := parse_report(line)) is not None:
+            last = Report(
+                step=last.step if report.step is None else report.step,
+                progress=last.progress if report.progress is None else report.progress,
+                metrics={**last.metrics, **report.metrics},
+                message=report.message or last.message,
+            )
+    return last
 
 
 class ReportReader:

@@ -29,6 +29,8 @@ _OTHER_SEED = 7_919
 """Moves the seed of a process that shares a search, so that it draws other trials."""
 JOURNAL, STUDY = "optuna.journal", "sweep"
 """File of a search in Optuna's own format, and the study in it: ``optuna-dashboard FOLDER/optuna.journal``."""
+COPY = "run again"
+"""Attribute of the study's trials that are another one run again, with its number and how often."""
 FOLDER, ENDED_AS = "folder", "ended as"
 """What the pool adds to a trial of the study. For Optuna all that gave no value has failed."""
 LOCKED = "pool\n"
@@ -63,13 +65,15 @@ class Search(Protocol):
             The folder cannot be written. The same may be asked again.
         """
 
-    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None, again: int = 0) -> None:
         """Record for good how a trial ended.
 
         Parameters
         ----------
         values : float, optional
             Of the metrics that are compared, in their order.
+        again : int
+            How often it has been run again after it had ended. Each time has a result of its own.
 
         Raises
         ------
@@ -77,7 +81,7 @@ class Search(Protocol):
             The folder cannot be written. The same may be told again.
         """
 
-    def report(self, number: int, step: int, value: float) -> bool:
+    def report(self, number: int, step: int, value: float, again: int = 0) -> bool:
         """Record a metric and return whether to prune.
 
         The metric may be NaN.
@@ -189,19 +193,19 @@ class ListSearch:
         self._next += 1
         return NextTrial(number=self._next - 1, parameters=parameters)
 
-    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
+    def tell(self, number: int, state: TrialState, *values: float | None, again: int = 0) -> None:
         """Record how a trial ended."""
         if number in self._ended:
             return
-        del values  # which the pool's own record has
+        del values, again  # which the pool's own record has
         line = json.dumps({"number": number, "state": state.value}) + "\n"
         with _disk_errors(self._folder):
             self._record.append(line.encode(), lasting=False)
         self._ended.add(number)
 
-    def report(self, number: int, step: int, value: float) -> bool:
+    def report(self, number: int, step: int, value: float, again: int = 0) -> bool:
         """Return False, since nothing is pruned without Optuna."""
-        del number, step, value
+        del number, step, value, again
         return False
 
     def close(self) -> None:
@@ -257,7 +261,11 @@ class _Journal:
 
     def __init__(self, path: Path) -> None:
         journal = load_optuna().storages.journal
+        self._size_path = path.with_name(f"{path.name}.size")
         self._handle = open_private(path)
+        with suppress(FileNotFoundError):
+            os.truncate(self._handle, int(self._size_path.read_text()))  # a kill came while a batch was written
+            self._size_path.unlink()
         whole = LinesFile(self._handle)
         whole.skip()
         whole.append(b"", lasting=False)  # cuts off a partial line
@@ -284,18 +292,25 @@ class _Journal:
         with cut_on_failure(self._handle):
             self._file.append_logs(logs)
 
+    def append_batch(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines of which a kill leaves all or none."""
+        atomic_write(self._size_path, str(os.fstat(self._handle).st_size), mode=0o640)
+        self.append_logs(logs)
+        self._size_path.unlink()
+
     def close(self) -> None:
         os.close(self._handle)
 
 
-class _Logs:
-    """A journal in memory."""
+class _Batch:
+    """A journal with lines that are kept to be written at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: _Journal) -> None:
+        self._before = list(journal.read_logs(0))
         self.logs: list[dict[str, Any]] = []
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
-        return self.logs[log_number_from:]
+        return [*self._before[log_number_from:], *self.logs[max(0, log_number_from - len(self._before)) :]]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self.logs += logs
@@ -317,16 +332,13 @@ class OptunaSearch:
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
         self._optuna = load_optuna()
         self._spaces = {name: self._distribution(space) for name, space in _spaces(sweep).items()}
-        path = folder.absolute() / JOURNAL
-        self._journal = _Journal(path)
+        self._journal = _Journal(folder.absolute() / JOURNAL)
         try:
             with silence_warnings():
                 self._study = self._open_study(self._journal)
                 before = self._study.get_trials(deepcopy=False)
                 if not all(self._is_of_space(trial, made) for trial in before):
-                    self._journal.close()
-                    atomic_write(path, self._copy_to_space(before, made), mode=path.stat().st_mode & 0o777)
-                    self._journal = _Journal(path)
+                    self._copy_to_space(before, made)
                     self._study = self._open_study(self._journal)
                 self._study.sampler = (
                     make_sampler(self._method, len(before) + _OTHER_SEED * others) or self._study.sampler
@@ -338,8 +350,10 @@ class OptunaSearch:
                 f"{folder / JOURNAL} cannot be read: {reason}.", hint="Choose another folder, or remove this one."
             ) from reason
         self._combinations = _Combinations(sweep, made)
-        self._asked = 0
-        self._again: list[int] = []
+        self._seen = 0
+        self._chosen: list[int] = []  # numbers in the study of the pool's trials
+        self._copies: dict[int, tuple[int, int]] = {}  # how often each was run again, and the number of the last copy
+        self._unasked: list[int] = []
         self._trials: dict[int, Any] = {}
         self._take_up()
 
@@ -362,14 +376,15 @@ class OptunaSearch:
             trial.distributions[name] == self._spaces.get(name) for name in trial.params
         )
 
-    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> str:
-        """Return the journal of a study with all trials in the new spaces.
+    def _copy_to_space(self, trials: Sequence[Any], made: Sequence[Mapping[str, Value]]) -> None:
+        """Replace the study by one with all trials in the new spaces.
 
         Optuna refuses other choices of a parameter in one study, and its samplers that see several parameters at once
         ignore one whose ranges differ. A trial that was asked for and not recorded is asked for again.
         """
-        logs = _Logs()
-        study = self._open_study(logs)
+        batch = _Batch(self._journal)
+        self._optuna.delete_study(study_name=STUDY, storage=self._optuna.storages.JournalStorage(batch))
+        study = self._open_study(batch)
         for trial in trials[: len(made)]:
             copied = copy(trial)
             copied.params = dict(made[trial.number])
@@ -377,36 +392,46 @@ class OptunaSearch:
             # What CMA-ES keeps in trials is of the spaces as they were.
             copied.system_attrs = {name: value for name, value in trial.system_attrs.items() if "cma:" not in name}
             study.add_trial(copied)
-        return "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs.logs)
+        self._journal.append_batch(batch.logs)
 
     def _take_up(self) -> None:
         """Queue trials that the study has and nobody was given."""
         trials = self._study.get_trials(deepcopy=False)
-        self._again += [trial.number for trial in trials[self._asked :] if not trial.state.is_finished()]
-        self._asked = len(trials)
+        for trial in trials[self._seen :]:
+            if (copied := trial.user_attrs.get(COPY)) is not None:
+                self._copies[copied["number"]] = copied["again"], trial.number
+                continue
+            if not trial.state.is_finished():
+                self._unasked.append(len(self._chosen))
+            self._chosen.append(trial.number)
+        self._seen = len(trials)
 
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
         with _disk_errors(self._folder), silence_warnings():
             self._take_up()  # what others asked for meanwhile
             try:
-                if not self._again and self._asked < self._method.trials:
+                if not self._unasked and len(self._chosen) < self._method.trials:
                     self._begin()
             finally:
                 self._take_up()
-            if not self._again:
+            if not self._unasked:
                 return None
-            parameters = self._parameters(self._again[0])
-            trial = self._trial(self._again[0])
+            number = self._unasked[0]
+            parameters = self._parameters(number)
+            trial = self._trial(self._chosen[number])
             if FOLDER not in trial.user_attrs:
-                trial.set_user_attr(FOLDER, str(trial_folder(self._folder.absolute().parent, trial.number)))
-        return NextTrial(number=self._again.pop(0), parameters=parameters)
+                trial.set_user_attr(FOLDER, self._folder_of(number))
+        return NextTrial(number=self._unasked.pop(0), parameters=parameters)
+
+    def _folder_of(self, number: int) -> str:
+        return str(trial_folder(self._folder.absolute().parent, number))
 
     def _begin(self) -> None:
         if self._method.sampler:
             self._study.ask()
             return
-        parameters = self._combinations.get(self._asked) or {}
+        parameters = self._combinations.get(len(self._chosen)) or {}
         create, running = self._optuna.trial.create_trial, self._optuna.trial.TrialState.RUNNING
         spaces = {name: self._spaces[name] for name in parameters}
         self._study.add_trial(create(state=running, params=dict(parameters), distributions=spaces))
@@ -414,7 +439,7 @@ class OptunaSearch:
     def _parameters(self, number: int) -> dict[str, Value]:
         if not self._method.sampler:
             return dict(self._combinations.get(number) or {})
-        trial = self._trial(number)
+        trial = self._trial(self._chosen[number])
         chosen: dict[str, Value] = {}
         for name in self._spaces:
             if self._sweep.has(name, chosen):
@@ -443,13 +468,36 @@ class OptunaSearch:
             )
         return distributions.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
 
-    def _trial(self, number: int) -> Any:
-        if number not in self._trials:
-            known = self._study.get_trials(deepcopy=False)[number]
-            self._trials[number] = self._optuna.trial.Trial(self._study, known._trial_id)
-        return self._trials[number]
+    def _trial(self, place: int) -> Any:
+        if place not in self._trials:
+            known = self._study.get_trials(deepcopy=False)[place]
+            self._trials[place] = self._optuna.trial.Trial(self._study, known._trial_id)
+        return self._trials[place]
 
-    def tell(self, number: int, state: TrialState, *values: float | None) -> None:
+    def _place(self, number: int, again: int) -> int:
+        """Return the number in the study of a trial, or of its copy.
+
+        Optuna keeps how a trial ended, so one that is run again is a copy, as Optuna's own callback for failed trials
+        makes it.
+        """
+        if not again:
+            return self._chosen[number]
+        self._take_up()  # what others made meanwhile
+        if self._copies.get(number, (0, 0))[0] < again:
+            states, before = self._optuna.trial.TrialState, self._chosen[number]
+            self._study.tell(before, state=states.FAIL, skip_if_finished=True)
+            known = self._study.get_trials(deepcopy=False)[before]
+            copy = self._optuna.trial.create_trial(
+                state=states.RUNNING,
+                params=known.params,
+                distributions=known.distributions,
+                user_attrs={COPY: {"number": number, "again": again}, FOLDER: self._folder_of(number)},
+            )
+            self._study.add_trial(copy)
+            self._take_up()
+        return self._copies[number][1]
+
+    def tell(self, number: int, state: TrialState, *values: float | None, again: int = 0) -> None:
         """Record how a trial ended.
 
         One that finished without one of its metrics has failed, for Optuna.
@@ -459,18 +507,20 @@ class OptunaSearch:
         complete = state is TrialState.FINISHED and len(known) == len(self._sweep.objectives)
         optuna_state = states.PRUNED if state is TrialState.PRUNED else states.COMPLETE if complete else states.FAIL
         with _disk_errors(self._folder), silence_warnings():
-            if optuna_state is states.FAIL and not self._study.get_trials(deepcopy=False)[number].state.is_finished():
-                self._trial(number).set_user_attr(ENDED_AS, str(state))
-            self._study.tell(number, known if complete else None, state=optuna_state, skip_if_finished=True)
-        self._trials.pop(number, None)
+            place = self._place(number, again)
+            if optuna_state is states.FAIL and not self._study.get_trials(deepcopy=False)[place].state.is_finished():
+                self._trial(place).set_user_attr(ENDED_AS, str(state))
+            self._study.tell(place, known if complete else None, state=optuna_state, skip_if_finished=True)
+        self._trials.pop(place, None)
 
-    def report(self, number: int, step: int, value: float) -> bool:
+    def report(self, number: int, step: int, value: float, again: int = 0) -> bool:
         """Record a metric, and return whether to prune the trial."""
         if self._sweep.more_metrics:  # Optuna has no values in between of several
             return False
         with _disk_errors(self._folder), silence_warnings():
-            trial = self._trial(number)
-            known = self._study.get_trials(deepcopy=False)[number]
+            place = self._place(number, again)
+            trial = self._trial(place)
+            known = self._study.get_trials(deepcopy=False)[place]
             last = max(known.intermediate_values, default=-1)
             too_soon = step <= last or (step >= EVERY_STEP and step < THINNED * last)
             if step < 0 or too_soon or known.state.is_finished():

@@ -16,21 +16,29 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 from helios.errors import FileUnreadable, FileUnwritable, UsageError
 from helios.lines_file import LinesFile, try_lock
-from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.private_files import fsync_directory, make_folder, open_private
 from helios.training.model import ENDED, TrialState
+from helios.training.pool.orders import size_of_orders
+from helios.training.pool.reports import PlainFile
+
+if TYPE_CHECKING:
+    from helios.model.trial_runs import CurvePoint, TrialRun
 
 VERSION = 3
 FILE = "state.jsonl"
+MEMBERS = "members"
+"""Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
+LIVE_BYTES = 4_096
+"""Size of such a file, so that writing to it needs no room on a full disk."""
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
 
@@ -57,6 +65,16 @@ class TrialRecord:
         Why it failed or is to be started again.
     owner : str
         The pool that runs it, or is to. Empty for the only one of the folder.
+    started_s : float, optional
+        When it was started last, s since the epoch.
+    run : str
+        Run of the pool that started it last.
+    log : str
+        Its log, where that is not in its folder.
+    again : int
+        How often it was run again after it had ended.
+    order : int
+        Place of the last order to run it again that was carried out.
     curve : tuple of CurvePoint
         Of a trial that has not ended, its metric by step until its last end that is recorded.
     unended_s : list of float
@@ -78,6 +96,11 @@ class TrialRecord:
     value: float | None = None
     reason: str = ""
     owner: str = ""
+    started_s: float | None = None
+    run: str = ""
+    log: str = ""
+    again: int = 0
+    order: int = 0
     curve: tuple[CurvePoint, ...] = ()
     unended_s: list[float] = field(default_factory=list)
 
@@ -130,7 +153,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 if not pool:
                     pool = str(entry["pool"])
                     continue
-                if "trial" not in entry:  # another pool that shares the folder, or a change of the sweep
+                if "trial" not in entry:  # a run, another pool that shares the folder, or a change of the sweep
                     continue
                 number = int(entry["trial"])
                 if entry["what"] == "made":
@@ -174,10 +197,17 @@ def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
 
 def _curve(run: Mapping[str, Any]) -> tuple[CurvePoint, ...]:
     """Return the curve among the stored details of an attempt."""
-    return tuple(CurvePoint._make(point) for point in run.get("curve", ()))
+    points = run.get("curve", ())
+    if not points:
+        return ()
+    from helios.model.trial_runs import CurvePoint  # noqa: PLC0415 - imports pandas, as in training.model
+
+    return tuple(CurvePoint._make(point) for point in points)
 
 
 def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mapping[str, Any]) -> TrialRun:
+    from helios.model.trial_runs import MeasuredSpeed, TrialRun  # noqa: PLC0415 - imports pandas, as in training.model
+
     values = {**entry["run"], "curve": _curve(entry["run"])}
     speeds = tuple(
         MeasuredSpeed(beside=tuple(beside), steps_per_s=float(steps), seconds=float(seconds))
@@ -201,7 +231,164 @@ def _run(entry: Mapping[str, Any], *, pool: str, attempt: int, parameters: Mappi
     )
 
 
-class StateFile:
+def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Records, list[Mapping[str, Any]]]:
+    """Return the trials of a pool without disturbing it.
+
+    Parameters
+    ----------
+    history_of : int, optional
+        Trial whose lines are returned as well.
+
+    Raises
+    ------
+    FileUnreadable
+        The folder is not of a pool, of another version, or of somebody else.
+    """
+    path, records, history = folder / FILE, Records(), list[Mapping[str, Any]]()
+    hint = "Name the folder of a pool, as sweep.pool, or its sweep file."
+    try:
+        with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
+            lines = LinesFile(file.handle).read()
+    except OSError as reason:
+        if isinstance(reason, PermissionError):
+            hint = "Only the account that runs a pool may read it."
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
+    for place, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if place == 1:
+                records.begin(entry)
+                continue
+            records.apply_entry(entry)
+            if history_of is not None and entry.get("trial") == history_of:
+                history.append(entry)
+        except (ValueError, KeyError, TypeError, AttributeError) as reason:
+            raise FileUnreadable(f"{path}, line {place}, is not of a pool.", hint=hint) from reason
+    return records, history
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has locked a file.
+
+    The lock is tried shared, which disturbs nobody who asks the same.
+    """
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return not try_lock(handle, shared=True)
+        finally:
+            os.close(handle)
+    return False
+
+
+class Records:
+    """Trials of a pool, from the lines of its state file.
+
+    Attributes
+    ----------
+    trials : dict
+        A :class:`TrialRecord` for each number.
+    runs : dict of str to mapping
+        What each run of the pool said when it began, by its id, the last one last.
+    sweep : mapping
+        Description of the sweep of the trials so far.
+    interrupted : set of str
+        Pools that ended while trials of them ran.
+    joined : int
+        How many pools have shared the folder before this one.
+    orders : int
+        Up to where orders to run trials again were carried out.
+    first : str
+        Identity that the pool got when it was made.
+    """
+
+    def __init__(self) -> None:
+        self.trials: dict[int, TrialRecord] = {}
+        self.runs: dict[str, Mapping[str, Any]] = {}
+        self.interrupted: set[str] = set()
+        self.sweep: Mapping[str, Any] = {}
+        self.joined = self.orders = 0
+        self.first = ""
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Take the first line.
+
+        Raises
+        ------
+        FileUnreadable
+            It is of another version of Helios.
+        """
+        if int(header["version"]) != VERSION:
+            raise FileUnreadable(
+                f"The pool was made by another version of Helios (its state file has format {header['version']}).",
+                hint=f"Use that version, or choose another place: --folder FOLDER. This one has format {VERSION}.",
+            )
+        self.first, self.sweep = str(header["pool"]), header["sweep"]
+
+    def interrupt(self, trial: TrialRecord) -> None:
+        """Record that a trial's pool ended first."""
+        if trial.state is TrialState.RUNNING:
+            self.interrupted.add(trial.owner or self.first)
+            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+
+    def apply_entry(self, entry: Mapping[str, Any]) -> None:
+        """Apply a line to the records."""
+        if "what" in entry:
+            self._apply_to_trial(entry)
+        elif "joined" in entry:
+            self.joined += 1
+        elif "orders" in entry:
+            self.orders = max(self.orders, int(entry["orders"]))
+        elif "run" not in entry:
+            self.sweep = entry["sweep"]
+        else:
+            self.runs[str(entry["run"])] = entry
+
+    def _apply_to_trial(self, entry: Mapping[str, Any]) -> None:
+        number = int(entry["trial"])
+        what, owner = entry["what"], str(entry.get("by", ""))
+        if what == "made":
+            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
+            self.trials.setdefault(number, made).parameters = entry["parameters"]
+            return
+        trial = self.trials[number]
+        if what == "retried":
+            trial.state, trial.reason, trial.owner = TrialState.WAITING, f"run again by {entry['who']}", owner
+            trial.failures = trial.memory_kills = 0
+            trial.metrics, trial.value = {}, None
+            trial.again, trial.order = trial.again + 1, int(entry["order"])
+            return
+        if trial.ended:
+            return
+        if what == "withdrawn":
+            trial.state, trial.reason = TrialState.PRUNED, str(entry["reason"])
+            return
+        if what == "taken":
+            self.interrupt(trial)
+            trial.owner = owner
+            return
+        if what == "started":
+            trial.attempts += 1
+            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
+            trial.unended_s.append(float(entry["at_s"]))
+            trial.started_s, trial.run = entry["at_s"], str(entry["run"])
+            trial.log = str(entry.get("log", ""))
+            return
+        trial.seconds += entry["seconds"]
+        trial.last_seconds = entry["seconds"]
+        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
+        trial.peak_memory_mib = max(peaks, default=None)
+        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
+        trial.metrics, trial.value = entry["metrics"], entry["value"]
+        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        trial.unended_s.clear()
+        trial.failures += what == "failed"
+        if what == "out_of_memory":
+            trial.memory_kills += 1
+            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
+
+
+class StateFile(Records):
     """Open and locked file of a pool's trials.
 
     Parameters
@@ -217,14 +404,10 @@ class StateFile:
     ----------
     pool : str
         Identity of the pool, by which its processes are known.
-    sweep : mapping
-        Description of the sweep of the trials so far.
-    trials : dict
-        A :class:`TrialRecord` for each number.
-    interrupted : set of str
-        Pools that ended while trials of them ran.
-    joined : int
-        How many pools have shared the folder before this one.
+    run : str
+        Identity of this run of the pool.
+    orders_before : int
+        Up to where orders were given before this run began.
     problem : str
         Why nothing can be written now. Empty where it can.
     unsynced : bool
@@ -241,14 +424,12 @@ class StateFile:
     """
 
     def __init__(self, folder: Path, sweep: Mapping[str, Any], *, shared: bool = False) -> None:
+        super().__init__()
         self.path, self.shared, self.sweep = folder / FILE, shared, sweep
-        self.interrupted: set[str] = set()
-        self.joined = 0
-        self._first = ""
         self._is_exclusive = False
-        self._members, self._own_lock = folder / "members", -1
-        self.trials: dict[int, TrialRecord] = {}
-        self.pool, self.problem = "", ""
+        self._members, self._own_lock = folder / MEMBERS, -1
+        self.pool, self.run, self.problem = "", uuid4().hex, ""
+        self.orders_before = size_of_orders(folder)
         self._unwritten: list[bytes] = []
         self._retry_at_s = 0.0
         self.unsynced = False
@@ -267,11 +448,10 @@ class StateFile:
                     hint="Wait for it or end it, or choose another place: --folder FOLDER. Pools that share a folder "
                     "all need --shared.",
                 )
-            if shared:
-                make_folder(self._members)
             self._write_lock = open_private(folder / "turn.lock") if shared else -1
             with self.exclusive(catch_up=False):
                 self._read(folder)
+                self._join()
         except BaseException:
             os.close(self._handle)
             raise
@@ -282,10 +462,10 @@ class StateFile:
             try:
                 entry = json.loads(line)
                 if header is None:
-                    header = {"pool": str(entry["pool"]), "version": int(entry["version"])}
-                    self._first, self.sweep = header["pool"], entry["sweep"]
+                    header = {"pool": str(entry["pool"])}
+                    self.begin(entry)
                 else:
-                    self._apply_entry(entry)
+                    self.apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
                 raise FileUnreadable(
                     f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
@@ -296,27 +476,43 @@ class StateFile:
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        if header["version"] != VERSION:
-            raise UsageError(
-                f"{folder} holds the trials of another version of Helios.",
-                hint="Choose another place: --folder FOLDER",
-            )
-        self._first = self.pool = str(header["pool"])
+        self.first = self.pool = str(header["pool"])
         if self.shared:
-            self.pool = uuid4().hex
-            self._own_lock = open_private(self._members / self.pool)
-            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
-            self.append({"joined": self.pool})
+            self.pool = self.run
             return
         for trial in self.trials.values():
             if trial.state is TrialState.RUNNING:
-                self._interrupt(trial)
+                self.interrupt(trial)
 
-    def _interrupt(self, trial: TrialRecord) -> None:
-        """Record that a trial's pool ended first."""
-        if trial.state is TrialState.RUNNING:
-            self.interrupted.add(trial.owner or self._first)
-            trial.state, trial.reason = TrialState.WAITING, "the pool ended while it ran"
+    def _join(self) -> None:
+        """Show that this run lives, by a file that it has locked."""
+        try:
+            make_folder(self._members)
+            for other in self._members.iterdir():
+                if not is_locked(other):
+                    other.unlink(missing_ok=True)
+            own = self._members / self.run
+            self._own_lock = open_private(own.with_name(f".{self.run}"))
+            fcntl.flock(self._own_lock, fcntl.LOCK_EX)
+            self.show("")
+            own.with_name(f".{self.run}").rename(own)  # nobody sees it unlocked
+        except OSError as reason:
+            raise FileUnwritable(
+                f"The pool's folder cannot be written: {reason}", hint="Make room, or choose another place: --folder"
+            ) from reason
+        if self.shared:
+            self.append({"joined": self.pool})
+
+    def show(self, hold: str) -> None:
+        """Show others why no trial is started, empty where some may be."""
+        live = {"run": self.run, "pid": os.getpid(), "at_s": round(time.time(), 3), "hold": hold[: LIVE_BYTES // 8]}
+        os.pwrite(self._own_lock, json.dumps(live).encode().ljust(LIVE_BYTES), 0)
+
+    def record_run(self, about: Mapping[str, Any]) -> None:
+        """Record what runs now, and where."""
+        entry = {"run": self.run, "at_s": round(time.time(), 3), **about}
+        self.append(entry, lasting=False)
+        self.runs[self.run] = entry
 
     @contextmanager
     def exclusive(self, *, catch_up: bool = True) -> Iterator[None]:
@@ -329,7 +525,7 @@ class StateFile:
         try:
             if catch_up:
                 for line in self._file.read():
-                    self._apply_entry(json.loads(line))
+                    self.apply_entry(json.loads(line))
             yield
         finally:
             self._is_exclusive = False
@@ -343,14 +539,7 @@ class StateFile:
         """Return whether the pool that a trial belongs to is there."""
         if self.is_mine(trial):
             return True
-        with suppress(OSError):
-            handle = os.open(self._members / (trial.owner or "none"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if not try_lock(handle):
-                    return True
-            finally:
-                os.close(handle)
-        return False
+        return is_locked(self._members / (trial.owner or "none"))
 
     def others_run(self) -> bool:
         """Return whether other pools have the folder open."""
@@ -372,45 +561,6 @@ class StateFile:
                     adopted.append(trial)
         return adopted
 
-    def _apply_entry(self, entry: Mapping[str, Any]) -> None:
-        """Apply a line to the records."""
-        if "joined" in entry:
-            self.joined += 1
-            return
-        if "sweep" in entry:
-            self.sweep = entry["sweep"]
-            return
-        number = int(entry["trial"])
-        what, owner = entry["what"], str(entry.get("by", ""))
-        if what == "made":
-            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
-            self.trials.setdefault(number, made).parameters = entry["parameters"]
-            return
-        trial = self.trials[number]
-        if trial.ended:
-            return
-        if what == "taken":
-            self._interrupt(trial)
-            trial.owner = owner
-            return
-        if what == "started":
-            trial.attempts += 1
-            trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
-            trial.unended_s.append(float(entry["at_s"]))
-            return
-        trial.seconds += entry["seconds"]
-        trial.last_seconds = entry["seconds"]
-        peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
-        trial.peak_memory_mib = max(peaks, default=None)
-        trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
-        trial.metrics, trial.value = entry["metrics"], entry["value"]
-        trial.curve = () if trial.ended else _curve(entry.get("run", {}))
-        trial.unended_s.clear()
-        trial.failures += what == "failed"
-        if what == "out_of_memory":
-            trial.memory_kills += 1
-            trial.out_of_memory_mib = max(trial.out_of_memory_mib or 0.0, entry["memory_limit_mib"] or 0.0) or None
-
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial, or that its parameters have grown."""
         owner = {"by": self.pool} if self.shared else {}
@@ -421,8 +571,19 @@ class StateFile:
         self.append({"sweep": sweep})
         self.sweep = sweep
 
-    def record_started(self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None) -> None:
-        """Record that a trial is about to be started."""
+    def record_started(
+        self,
+        number: int,
+        *,
+        devices: Sequence[str],
+        memory_limit_mib: float | None,
+        why: str = "",
+        log: str = "",
+    ) -> None:
+        """Record that a trial is about to be started, and why.
+
+        Its log is named where that is not in its folder.
+        """
         self.append(
             {
                 "what": "started",
@@ -430,9 +591,23 @@ class StateFile:
                 "at_s": round(time.time(), 3),
                 "devices": list(devices),
                 "memory_limit_mib": memory_limit_mib,
+                "why": why,
+                "run": self.run,
+                **({"log": log} if log else {}),
             },
             lasting=False,
         )
+
+    def record_retried(self, number: int, *, order: int, who: str) -> None:
+        """Record that a trial that has ended is run again."""
+        owner = {"by": self.pool} if self.shared else {}
+        entry = {"what": "retried", "trial": number, "at_s": round(time.time(), 3), "order": order, "who": who}
+        self.append({**entry, **owner}, lasting=False)
+
+    def record_withdrawn(self, number: int, *, reason: str) -> None:
+        """Record that a trial that waits is not to be run any more."""
+        entry = {"what": "withdrawn", "trial": number, "at_s": round(time.time(), 3), "reason": reason}
+        self.append(entry, lasting=False)
 
     def record_ended(
         self,
@@ -486,8 +661,8 @@ class StateFile:
         """
         line = json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
         with self.exclusive():
-            if "what" in entry:
-                self._apply_entry(json.loads(line))
+            if "what" in entry or "orders" in entry:
+                self.apply_entry(json.loads(line))
             self._unwritten.append(line)
             if not self.problem:
                 self._write(lasting=lasting)
@@ -526,9 +701,9 @@ class StateFile:
         self.retry()
         self.sync()
         os.close(self._handle)
+        (self._members / self.run).unlink(missing_ok=True)
+        os.close(self._own_lock)
         if self.shared:
-            (self._members / self.pool).unlink(missing_ok=True)
-            os.close(self._own_lock)
             os.close(self._write_lock)
 
     def __enter__(self) -> Self:

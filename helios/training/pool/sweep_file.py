@@ -707,6 +707,37 @@ def _choice(given: str | dict[str, Any] | None, kind: str, default: str) -> tupl
     return known[plain], options
 
 
+def pool_folders(paths: Sequence[Path], folder: Path | None) -> dict[Path, Path]:
+    """Return the folder of each sweep file, in their order.
+
+    Raises
+    ------
+    UsageError
+        Two have the same folder, or one folder is given for several.
+    """
+    if folder is not None and len(paths) > 1:
+        raise UsageError(
+            "--folder is for one sweep, and each of several has its own.", hint="Leave --folder out: a.pool and b.pool."
+        )
+    folders = {path: (folder or path.with_suffix(".pool")).absolute() for path in paths}
+    taken: dict[Path, Path] = {}
+    for path in paths:
+        into = folders[path].resolve()
+        if into in taken:
+            raise UsageError(f"{taken[into]} and {path} have the same folder, {into}.", hint="Name each sweep once.")
+        taken[into] = path
+    return folders
+
+
+def pool_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of some paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for length in range(1, max(map(len, parts))):
+        if len({each[-length:] for each in parts}) == len(parts):
+            break
+    return ["/".join(each[-length:]) for each in parts]
+
+
 def read_trials(path: Path) -> tuple[dict[str, Value], ...]:
     """Read a file of trials, CSV with a header or JSON lines.
 

@@ -20,6 +20,7 @@ from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
+from helios.training.pool.orders import PoolOrder
 from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
@@ -127,6 +128,7 @@ class SweepTrials:
         self._durations: list[float] = []
         self.usual_s: float | None = None
         self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
+        self._hold = self._shown = ""
 
     def restore(self) -> None:
         """Take over what earlier pools have recorded."""
@@ -134,8 +136,11 @@ class SweepTrials:
         for record in self.state.trials.values():
             if not record.ended and self.state.is_mine(record):
                 self._wait(record)
-            elif record.last_seconds is not None:
+                continue
+            if record.last_seconds is not None:
                 self._take_duration(record.last_seconds)
+            if record.again:  # the search does not ask for it, if the end of the pool came before it was told
+                self.unreported.append(record)
 
     def ask(self, slots: int) -> bool:
         """Ask the search for as many trials as may start.
@@ -196,7 +201,7 @@ class SweepTrials:
                 self.state.record_created(chosen.number, chosen.parameters)
                 record = self.state.trials[chosen.number]
                 self.changed = True
-            if self._first + record.number not in self._attempts.running and self.state.is_mine(record):
+            if self.pool_number(record) not in self._attempts.running and self.state.is_mine(record):
                 self._wait(record)
 
     @property
@@ -208,16 +213,52 @@ class SweepTrials:
         """Return what is known of a trial of the pool."""
         return self.state.trials[number % NUMBERS]
 
+    def pool_number(self, record: TrialRecord) -> int:
+        """Return the number in the pool of a trial."""
+        return self._first + record.number
+
     def identify(self, number: int) -> dict[str, Any]:
         """Return which trial of which sweep a trial of the pool is, for events."""
         return {"number": number % NUMBERS, "sweep": self.source.name}
 
     def _wait(self, record: TrialRecord) -> None:
-        self.waiting[self._first + record.number] = self._trial(record)
+        self.waiting[self.pool_number(record)] = self._trial(record)
+
+    def run_again(self, record: TrialRecord, order: PoolOrder) -> None:
+        """Have a trial that has ended run again, as somebody ordered.
+
+        One that diverged begins anew, since its checkpoints and reports may hold what is not finite. They are put
+        aside.
+        """
+        if record.state is TrialState.DIVERGED:
+            folder = self.folder(record.number)
+            for name in ("checkpoints", "report.jsonl"):
+                with suppress(OSError):
+                    (folder / name).rename(folder / f"{name}.{record.attempts}")
+        self.state.record_retried(record.number, order=order.place, who=order.who)
+        self._wait(record)
+        self.changed = True
+
+    def withdraw(self, record: TrialRecord, order: PoolOrder) -> None:
+        """End a trial that waits, as somebody ordered."""
+        trial = self.waiting.pop(self.pool_number(record))
+        self.state.record_withdrawn(record.number, reason=f"stopped by {order.who}")
+        self.unreported.append(record)
+        self.just_ended.append(replace(trial, state=record.state))
+        self.changed = True
+
+    def show_hold(self) -> None:
+        """Show those who ask why no trial is started."""
+        held = steady_s() < self.hold_until_s or self.state.problem
+        hold = self._attempts.stop_reason or (self._hold if held else "")
+        if hold != self._shown:
+            self._shown = hold
+            with suppress(OSError):  # a full disk on which also what has its place cannot be written
+                self.state.show(hold)
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
-        self.hold_until_s = steady_s() + _HOLD_S
+        self.hold_until_s, self._hold = steady_s() + _HOLD_S, problem
         self._notes.note(f"No trial is started: {problem}")
 
     def _report_end(self, record: TrialRecord) -> bool:
@@ -225,7 +266,7 @@ class SweepTrials:
         try:
             with self.state.exclusive():
                 values = [record.metrics.get(name) for name in self.sweep.objectives]
-                self._search.tell(record.number, record.state, *values)
+                self._search.tell(record.number, record.state, *values, again=record.again)
         except FileUnwritable as reason:
             self.pause_starts(reason.message)
             return False
@@ -242,7 +283,8 @@ class SweepTrials:
     def is_pruned(self, number: int, step: int, value: float) -> bool:
         """Tell the search of a metric, and return whether it prunes the trial."""
         with suppress(FileUnwritable), self.state.exclusive():  # then it is not pruned at this step
-            return self._search.report(number % NUMBERS, step, value)
+            again = self.record(number).again
+            return self._search.report(number % NUMBERS, step, value, again)
         return False
 
     def _trial(self, record: TrialRecord) -> Trial:
@@ -281,7 +323,7 @@ class SweepTrials:
         self._forecast_at_s = steady_s() + max(DECIDE_S, COST * (steady_s() - now))
 
     def _as_alone(self, trial: Trial) -> Trial:
-        """Return a trial with the number and family that it has in a pool of this sweep alone."""
+        """Return a trial as it is in a pool of this sweep alone."""
         return replace(trial, number=trial.number % NUMBERS, family=trial.family.removeprefix(self._prefix))
 
     @property
@@ -430,5 +472,5 @@ class Sweeps(tuple[SweepTrials, ...]):
     """The sweeps of a pool."""
 
     def of(self, number: int) -> SweepTrials:
-        """Return the sweep of a trial, or of a process with the negative number of one."""
+        """Return the sweep of a trial or fused process."""
         return self[abs(number) // NUMBERS]

@@ -75,6 +75,14 @@ def test_a_pool_has_a_page_with_figures_and_trials(fake_site: FakeSite, web: Tes
     assert [trial["value"] for trial in sweep["trials"]] == [1.0, 2.0, 3.0]
 
 
+def test_a_pool_is_found_by_the_short_name_of_the_list(fake_site: FakeSite, web: TestClient) -> None:
+    with fake_site.warehouse() as warehouse:
+        warehouse.add_trial_runs([a_trial_run(pool="0123456789abcdef0123456789abcdef")], user="ann")
+    (where,) = re.findall(r'href="(/pools/[^"]+)"', show(web, "/pools"))
+    assert where == "/pools/0123456789ab"
+    assert "1 finished" in show(web, where)
+
+
 def test_a_reader_sees_the_own_pools_only(fake_site: FakeSite, web: TestClient) -> None:
     with fake_site.warehouse() as warehouse:
         for user in ("ann", "bob"):

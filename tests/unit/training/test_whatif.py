@@ -15,7 +15,8 @@ from rich.console import Console
 
 from helios.errors import FileUnreadable, UsageError
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.past_runs import keep_runs, own_name
+from helios.training.past_runs import keep_runs
+from helios.training.pool.provenance import own_name
 from helios.training.run import run_pool
 from helios.training.whatif import pool_whatif
 from helios.training.whatif_report import pool_whatif_table

@@ -200,7 +200,7 @@ def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedSite, use
     with client(shared.fake_site, **PROXY) as web:
         as_user = {**HTML, "X-Remote-User": user}
         menu = re.findall(r'<li><a href="([^"]+)"', web.get("/", headers=as_user).text)
-        assert len(menu) == (4 if user == "eve" else 13)
+        assert len(menu) == (5 if user == "eve" else 14)
         for path in menu:
             page = web.get(path, headers=as_user)
             assert page.status_code in ({200} if user == "eve" else {200, 503})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, ShareTrial, TrialState
 from helios.training.pool import agent, launcher
-from helios.training.pool.coordinator import fixed_slots
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.sweep_file import read_training_sweep
 from tests.unit.training.pool.test_coordinator import run
 

@@ -31,9 +31,10 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.pool.agent import POOL
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.growth import describe
 from helios.training.pool.search import open_search
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.trials import PoolSweep

@@ -9,11 +9,13 @@ import helios_task
 import pytest
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, StopTrial, TrialState
-from helios.training.pool.coordinator import Decide, fixed_slots
+from helios.training.pool.coordinator import Decide
 from helios.training.pool.search import JOURNAL, STUDY
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import TrialRecord, read_runs
 from helios.training.pool.sweep import SearchMethod, TrainingSweep
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, run
+from tests.unit.training.pool.test_search import studied
 
 
 def test_a_failed_trial_is_started_as_often_as_the_sweep_says(tmp_path: Path) -> None:
@@ -151,6 +153,11 @@ def test_a_trial_that_ignores_a_request_to_stop_is_finished(tmp_path: Path) -> N
         (TrialState.FINISHED, 0.9),
     ]
     assert told == ["COMPLETE"] * 2
+
+
+def test_the_search_sees_what_a_trial_reports_after_a_request_to_stop(tmp_path: Path) -> None:
+    searched(tmp_path, "report(step=1, accuracy=0.1)\nwait()\n[report(step=s, accuracy=s / 10) for s in (2, 3)]")
+    assert [trial.intermediate_values for trial in studied(tmp_path / "pool/search")] == [{1: 0.1, 2: 0.2, 3: 0.3}] * 2
 
 
 def test_a_trial_that_stops_when_it_is_asked_is_pruned(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ from helios.training.model import (
     fuse,
 )
 from helios.training.pool import sweep
-from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd, fixed_slots
+from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.fusing import Fusion
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, TrialRecord, read_runs
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
 from helios.training.pool.sweep_file import read_training_sweep

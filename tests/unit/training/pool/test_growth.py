@@ -13,12 +13,12 @@ import pytest
 from helios.errors import UsageError
 from helios.training.model import TrialState
 from helios.training.pool.growth import describe, take_over
-from helios.training.pool.search import open_search
+from helios.training.pool.search import JOURNAL, open_search
 from helios.training.pool.state import StateFile, read_runs
 from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.report import PoolResult
 from helios.training.run import run_pool
-from tests.unit.training.pool.test_search import studied
+from tests.unit.training.pool.test_search import dashboard, studied
 
 PROGRAM = """
 import json, os, sys
@@ -252,3 +252,34 @@ def test_a_choice_that_optuna_cannot_add_is_copied_with_states(tmp_path: Path, p
     trials = studied(tmp_path / "search")
     assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     assert trials[1].intermediate_values == {1: 0.5}
+
+
+def test_a_study_that_was_copied_in_part_is_copied_again(tmp_path: Path, pool: Pool) -> None:
+    sweep = read_training_sweep(pool.write(SEARCH))
+    search = open_search(sweep, tmp_path / "search")
+    made = []
+    for trial in iter(search.ask, None):
+        made.append(trial.parameters)
+        search.tell(trial.number, TrialState.FINISHED, 0.1)
+    search.close()
+    journal = tmp_path / "search" / JOURNAL
+    before = journal.read_bytes()
+    grown = read_training_sweep(pool.write(SEARCH.replace('"sgd"]', '"sgd", "rms"]')))
+    open_search(grown, tmp_path / "search", made).close()
+    after = journal.read_bytes()
+    for size in range(len(before), len(after), 97):  # as if a kill came then
+        journal.write_bytes(after[:size])
+        journal.with_name(f"{JOURNAL}.size").write_text(str(len(before)))
+        open_search(grown, tmp_path / "search", made).close()
+        assert [trial.params for trial in studied(tmp_path / "search")] == made
+        assert not journal.with_name(f"{JOURNAL}.size").exists()
+
+
+def test_the_dashboard_shows_a_search_that_grows_meanwhile(tmp_path: Path, pool: Pool) -> None:
+    pytest.importorskip("optuna_dashboard", reason="the dashboard of Optuna is not installed")
+    pool.run(SEARCH)
+    with dashboard(tmp_path / "sweep.pool/search" / JOURNAL) as ask:
+        assert len(ask("/api/studies/0")["trials"]) == 4
+        pool.run(SEARCH.replace('"sgd"]', '"sgd", "rms"]').replace("trials = 4", "trials = 6"))
+        (study,) = ask("/api/studies")["study_summaries"]
+        assert len(ask(f"/api/studies/{study['study_id']}")["trials"]) == 6

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, SharedSpeed, StartTrial, TrialState
-from helios.training.pool.devices import join_environments
+from helios.training.pool.devices import _visible_gpus, find_devices, join_environments
 from helios.training.pool.state import read_runs
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, run
+from tests.unit.training.pool.test_devices import PYNVML
 
 TWO = tuple(Device(name=f"cpu:{place}", kind="cpu", memory_mib=1000.0, slots=2) for place in range(2))
 BOTH = ("cpu:0", "cpu:1")
@@ -111,3 +114,27 @@ def test_a_start_on_two_nodes_is_refused_with_a_note(tmp_path: Path) -> None:
     end, trials = run(a_sweep(tmp_path, "print()"), devices=nodes, decide=start_on(("cpu:0", "n2/cpu:0")))
     assert (trials[0].state, trials[0].devices) == (TrialState.FINISHED, ("cpu:0",))
     assert any("cpu:0 and n2/cpu:0: a trial runs on one node" in note for note in end.notes)
+
+
+def test_memory_on_two_gpus_is_that_on_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)  # where the library finds who uses a GPU
+    _visible_gpus.cache_clear()
+    program = """
+import os, time
+open("seen", "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
+open("users", "a").write(f"{os.getpid()} 700\\n")
+time.sleep(2)
+"""
+    try:
+        both = start_on(("gpu:0", "gpu:1"), limit_mib=800.0)
+        _, trials = run(a_sweep(tmp_path, program), devices=find_devices(kind="gpu"), decide=both)
+    finally:
+        _visible_gpus.cache_clear()
+        sys.modules.pop("pynvml", None)
+    assert (trials[0].state, trials[0].peak_memory_mib) == (TrialState.FINISHED, 700.0)
+    assert (tmp_path / "seen").read_text() == "GPU-a,GPU-b"

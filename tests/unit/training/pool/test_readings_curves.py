@@ -9,8 +9,8 @@ from pathlib import Path
 
 from helios.model.trial_runs import CurvePoint
 from helios.training.model import PauseTrial, PoolAction, PoolSnapshot, TrialState
-from helios.training.pool.coordinator import fixed_slots
 from helios.training.pool.curve import MOST_POINTS
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import read_runs
 from tests.unit.training.pool.test_coordinator import a_sweep, run
 from tests.unit.training.pool.test_reports import record, scalar

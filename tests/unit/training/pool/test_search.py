@@ -393,3 +393,47 @@ def test_a_folder_that_cannot_be_made_is_an_error(sweep: Reader, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(FileUnwritable):
         open_search(sweep(GRID), tmp_path / "file" / "pool")
+
+
+def test_a_trial_run_again_counts_with_its_new_value(sweep: Reader, tmp_path: Path) -> None:
+    search = open_search(sweep(SEARCH.replace("trials = 12", "trials = 3")), tmp_path / "pool")
+    first, second = search.ask(), search.ask()
+    assert first is not None and second is not None
+    search.tell(0, TrialState.FAILED, None)
+    search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    third = search.ask()
+    assert third is not None and (third.number, search.ask()) == (2, None)
+    search.close()
+    failed, *_, copy = sorted(studied(tmp_path / "pool"), key=lambda trial: trial.values or [])
+    assert (failed.state.name, copy.state.name, copy.value) == ("FAIL", "COMPLETE", 0.9)
+    assert copy.params == first.parameters
+
+
+def test_a_trial_run_again_is_told_once_and_asked_for_never(sweep: Reader, tmp_path: Path) -> None:
+    read = sweep(SEARCH.replace("trials = 12", "trials = 2"))
+    search = open_search(read, tmp_path / "pool")
+    ask_all(search)
+    search.tell(0, TrialState.FAILED, None)
+    search.report(0, 0, 0.5, again=1)
+    search.close()  # as a kill, with the copy under way
+    search = open_search(read, tmp_path / "pool")
+    assert [trial.number for trial in ask_all(search)] == [1]
+    for _ in range(2):
+        search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    search.tell(1, TrialState.FINISHED, 0.8)
+    search.close()
+    found = studied(tmp_path / "pool")
+    assert [trial.state.name for trial in found] == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert found[2].intermediate_values == {0: 0.5}
+
+
+def test_a_grid_goes_on_in_order_behind_a_trial_run_again(sweep: Reader, tmp_path: Path) -> None:
+    text = GRID + '[search]\nmetric = "accuracy"\npruner = "median"\n'
+    search = open_search(sweep(text), tmp_path / "pool")
+    first = search.ask()
+    assert first is not None
+    search.tell(0, TrialState.FAILED, None)
+    search.tell(0, TrialState.FINISHED, 0.9, again=1)
+    left = ask_all(search)
+    assert [trial.number for trial in left] == [1, 2, 3, 4, 5]
+    assert left[0].parameters == {"lr": 0.1, "width": 64}

@@ -208,7 +208,7 @@ def test_examples_of_the_page_are_sweep_files(sweep: Reader) -> None:
         compile(text, "page", "exec")
 
 
-@pytest.mark.parametrize("name", ["sweep.toml", "search.toml", "fused.toml"])
+@pytest.mark.parametrize("name", ["sweep.toml", "search.toml", "conditional.toml", "fused.toml"])
 def test_sweep_of_digits_has_24_trials(name: str) -> None:
     assert read_training_sweep(ROOT / "benchmarks" / "pool_digits" / name).trials == 24
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.training.check_service import NOW_S, a_pool, a_trial, check_pool_service, find_pool_faults
+from helios.training.forecast import TrialModel
 from helios.training.model import (
     Device,
     FusedSpeed,
@@ -129,6 +131,18 @@ def test_three_share_only_where_that_was_measured_to_gain(third: float | None, s
     trials = [running(0), running(1), waiting(2), waiting(3)]
     actions = SERVICE.decide(a_pool(trials, devices=1, speeds=(*speeds(a=10, a_a=9), *measured)))
     assert len(starts(actions)) == started
+
+
+@pytest.mark.parametrize(("card", "together"), [("A", 3), ("B", 2)])
+def test_three_measured_on_another_card_do_not_share(card: str, together: int) -> None:
+    beside = ((), ("a",), ("a", "a"))
+    measured = [MeasuredSpeed(beside=beside[n], steps_per_s=10.0 - n, seconds=60.0) for n in range(3)]
+    fields: dict[str, Any] = {"pool": "p", "number": 0, "attempt": 1, "program": "x", "family": "a", "parameters": {}}
+    on_a: dict[str, Any] = {"device_kind": "gpu", "device_model": "A", "outcome": "finished"}
+    earlier = TrialRun(**fields, **on_a, started_s=0.0, seconds=180.0, speeds=tuple(measured))
+    known = TrialModel([earlier], now_s=NOW_S, device_model=card).speeds
+    own = known or speeds(a=10, a_a=9)
+    assert len(starts(SERVICE.decide(a_pool([waiting(n) for n in range(6)], devices=1, speeds=own)))) == together
 
 
 def test_a_trial_that_helps_another_joins_it_rather_than_an_alike_one() -> None:
