@@ -47,7 +47,8 @@ from helios.training.pair_profiles import PairProfiles, read_pair_profiles
 from helios.training.pool.sweep import TrainingSweep, family
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import compare_pool_rules, with_true_values
-from helios.training.simulator import PoolOutcome, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import PoolOutcome, SimulatedPool
 from tests.traces import TRACES
 
 PROFILES = TRACES.parent / "profiles" / "gavel" / "throughputs.csv"

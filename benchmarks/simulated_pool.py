@@ -25,7 +25,8 @@ from helios.training.pair_profiles import PairProfiles
 from helios.training.pool.state import read_runs
 from helios.training.run import run_pool
 from helios.training.sharing_rules import share_fixed
-from helios.training.simulator import PoolCosts, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import PoolCosts, SimulatedPool
 
 PROGRAM = """
 import fcntl, json, os, sys, time

@@ -32,7 +32,8 @@ class CurvePoint(NamedTuple):
     ----------
     step : int
     seconds : float
-        Time that the trial had run until then, in all its attempts, s. Pauses do not count.
+        Time that the trial had run until then, in all its attempts, s. Pauses, and time in which it was held back, do
+        not count.
     value : float, optional
         None where it was not a finite number.
     """

@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +30,7 @@ commands = typer.Typer(help="Run many training trials in one allocation.", no_ar
 Folder = Annotated[
     Path | None, Option(help="Where results, logs and checkpoints are. Default: sweep.pool beside sweep.toml.")
 ]
+DryRun = Annotated[bool, Option("--dry-run", help="Check all, print what would be done, and do nothing.")]
 Chosen = Annotated[
     list[str] | None, Argument(metavar="[NUMBER]... [POOL]", help="Numbers of trials, and the pool as in pool status.")
 ]
@@ -117,6 +118,7 @@ def run_(
         bool, Option("--events", help="Print each event as a line of JSON, and the result last.")
     ] = False,
     report: Report = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the trials of sweeps on this machine, or go on.
@@ -128,23 +130,32 @@ def run_(
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
     from helios.training.report import PoolResults  # noqa: PLC0415 - as above
-    from helios.training.run import run_pools  # noqa: PLC0415 - no help needs it
+    from helios.training.run import plan_pools, run_pools  # noqa: PLC0415 - no help needs it
 
+    given: dict[str, Any] = {
+        "folder": folder,
+        "slots": slots,
+        "kind": device,
+        "memory_mib": None if memory is None else _mib(memory),
+        **service.arguments(),
+        "warm": warm or (),
+        "shared": shared,
+        "mps": mps,
+    }
+    time_limit_s = None if time_limit is None else length(time_limit).total_seconds()
+    if dry_run:
+        plans = plan_pools(sweeps, **given)
+        lines = [line for plan in plans for line in plan.lines()]
+        print_result({"pools": [asdict(plan) for plan in plans]}, *map(escape, lines), as_json=as_json)
+        return
     screen: _Lines | _Screen = _Lines(events=events)
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
         found = run_pools(
             sweeps,
-            folder=folder,
-            slots=slots,
-            kind=device,
-            memory_mib=None if memory is None else _mib(memory),
-            time_limit_s=None if time_limit is None else length(time_limit).total_seconds(),
-            **service.arguments(),
-            warm=warm or (),
-            shared=shared,
-            mps=mps,
+            **given,
+            time_limit_s=time_limit_s,
             watcher=screen,
             database=_database(),
         )
@@ -196,7 +207,7 @@ def submit_(
         int,
         Option(min=1, max=100, help="Allocations at most, one after the other, each going on where the last ended."),
     ] = 1,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the batch scripts and submit nothing.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a Slurm job that runs the trials of sweeps.

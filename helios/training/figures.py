@@ -134,7 +134,11 @@ def pool_figures(pool: PlottedPool) -> list[PageSection]:
     left_out = len([trial for trial in pool.trials if trial.value is not None]) - len(pool.drawn)
     notes = [f"The figures leave out {count_in_words(left_out, 'trial')}."] if left_out else []
     explained = importance(pool)
-    tones = "Green: the best trial. " if pool.front is None else "Green: trials that no other beats in every metric. "
+    tones = (
+        "Green: the best trial. "
+        if pool.front is None
+        else "Green: trials that no other equals or beats in every metric. "
+    )
     tones += f"Blue: the next {pool.n_blue - 1:,}. " if pool.n_blue > 1 else ""
     tones += "Grey: pruned. Pale: all others."
     return [

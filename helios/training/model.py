@@ -113,7 +113,7 @@ def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
     1 % above. With fewer than eight it is None. Trials that run the same program at the same shapes need the same
     memory, often to the byte.
     """
-    if len(peaks_mib) < FEWEST_PEAKS:
+    if len(peaks_mib) < FEWEST_PEAKS or not median(peaks_mib):
         return None
     largest = max(peaks_mib)
     return float(largest * max(1.01, (largest / median(peaks_mib)) ** (PEAKS_WEIGHT / len(peaks_mib))))

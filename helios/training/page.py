@@ -8,7 +8,14 @@ from pathlib import Path
 from helios.report.html import PageSection, TableCells, render_sections
 from helios.training.figures import PlottedPool, PlottedTrial, pool_figures
 from helios.training.pool.state import read_runs
-from helios.training.report import PoolResult, memory_in_words, order_by_value, pool_sentences, trial_cells
+from helios.training.report import (
+    PoolResult,
+    code_in_words,
+    memory_in_words,
+    order_by_value,
+    pool_sentences,
+    trial_cells,
+)
 
 MOST_ROWS = 1000
 """Trials that a page lists."""
@@ -38,7 +45,7 @@ def _sections(result: PoolResult) -> list[PageSection]:
         for trial in order_by_value(result)[:MOST_ROWS]
     ]
     return [
-        PageSection(sentences=pool_sentences(result)),
+        PageSection(sentences=[*pool_sentences(result), f"{code_in_words(result.made_with)}."]),
         *pool_figures(_plotted(result)),
         PageSection(
             title="Trials",

@@ -57,6 +57,7 @@ class PoolResult:
     reason: str = ""
     signal: int | None = None
     notes: Sequence[str] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
     more_metrics: Mapping[str, bool] = field(default_factory=dict)
     is_log: Mapping[str, bool] = field(default_factory=dict)
 
@@ -116,6 +117,7 @@ class PoolResult:
             "front": self.front,
             "trials": list(self.trials),
             "notes": list(self.notes),
+            "made_with": dict(self.made_with),
         }
 
 
@@ -149,6 +151,54 @@ class PoolResults:
         """Show the best and the failed trials of each sweep."""
         tables = [pool_table(result, width=width) for result in self.results]
         return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """What a pool would run.
+
+    Attributes
+    ----------
+    ended : int
+        Trials that are not run again.
+    drawn : bool
+        Whether the commands are of trials as the search may draw them.
+    commands : sequence of str
+        Those of the first trials.
+    environment : sequence of str
+        Names of variables that trials get.
+    """
+
+    sweep: str
+    folder: str
+    total: int
+    ended: int
+    goes_on: bool
+    changes: str
+    drawn: bool
+    commands: Sequence[str]
+    cwd: str
+    environment: Sequence[str]
+    container: str | None
+    service: str
+    devices: Sequence[Device]
+
+    def lines(self) -> list[str]:
+        """Return the plan for a person."""
+        goes_on = f"goes on with {self.folder}, where {self.ended:,} have ended"
+        lines = [f"{count_in_words(self.total, 'trial')} of {self.sweep}: {goes_on if self.goes_on else 'new'}"]
+        if self.changes:
+            lines.append(f"Changed: {self.changes}")
+        lines.append(f"{'Such as' if self.drawn else 'First'}, in {self.cwd}:")
+        lines += [f"  {command}" for command in self.commands] or ["  none, since all have ended"]
+        for device in self.devices:
+            slots, memory = count_in_words(device.slots, "slot"), memory_in_words(device.memory_mib)
+            lines.append(f"On {device.name}: {device.model or device.kind}, {memory}, {slots}")
+        lines.append(f"Starts: {self.service}")
+        if self.container is not None:
+            lines.append(f"Container: {self.container}")
+        lines.append(f"Variables: {', '.join(self.environment)}")
+        return [*lines, f"Kept in {self.folder}: state.jsonl, search, and trials with log, reports and checkpoints"]
 
 
 def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
@@ -196,7 +246,9 @@ def best_in_words(
         left = None if width is None else max(FEWEST_LETTERS, width - len(words) - 2)
         sentences.append(f"{words}{write_parameters(parameters, width=left)}).")
     if len(objectives) > 1 and front:
-        sentences.insert(0, f"{count_in_words(len(front), 'trial')} that no other trial beats in every metric:")
+        sentences.insert(
+            0, f"{count_in_words(len(front), 'trial')} that no other trial equals or beats in every metric:"
+        )
     return sentences
 
 
@@ -226,8 +278,11 @@ def shorten(text: str, width: int) -> str:
 def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str, Any]]], *, width: int) -> Table:
     """Return a table of trials that is no wider than a terminal.
 
-    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left.
+    Numbers, states and values are whatever they are; the second column, of parameters, gets what is left. Parameters by
+    which the trials differ come first where there is no room for all.
     """
+    listed = [row[1] for row in rows if not isinstance(row[1], str)]
+    unlike = {name for each in listed for name in each if any(other.get(name) != each[name] for other in listed[:1])}
     names = [shorten(name, LONGEST_NAME) for name in names]
     others = [place for place in range(len(names)) if place != 1]
     used = sum(max([len(names[place]), *(len(str(row[place])) for row in rows)]) + 1 for place in others)
@@ -236,9 +291,22 @@ def trial_table(names: Sequence[str], rows: Sequence[Sequence[str | Mapping[str,
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
     for row in rows:
         about, left = row[1], max(FEWEST_LETTERS, width - used)
-        cell = shorten(about, left) if isinstance(about, str) else write_parameters(about, width=left)
+        if isinstance(about, str):
+            cell = shorten(about, left)
+        elif len(cell := write_parameters(about)) > left:
+            first = sorted(about, key=lambda name: name not in unlike)
+            cell = write_parameters({name: about[name] for name in first}, width=left)
         table.add_row(*(escape(cell if place == 1 else str(other)) for place, other in enumerate(row)))
     return table
+
+
+def code_in_words(made_with: Mapping[str, Any]) -> str:
+    """Return the commit and the versions with which trials ran."""
+    commit = made_with.get("commit") or "unknown"
+    changed = " with changes on top" if made_with.get("changed") else ""
+    packages = "".join(f", {name} {version}" for name, version in (made_with.get("packages") or {}).items())
+    python, helios = (made_with.get(name) or "unknown" for name in ("python", "helios"))
+    return f"Commit {commit}{changed}; Python {python}{packages}; Helios {helios}"
 
 
 def memory_in_words(mib: float | None) -> str:

@@ -22,7 +22,8 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.pair_profiles import PairProfiles
-from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
 
 
 def share_fixed(together: int) -> Decide:

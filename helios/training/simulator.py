@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
+from helios.model.trial_runs import CurvePoint
 from helios.training.model import (
     ENDED,
-    ONE_DEVICE,
     Device,
     Forecast,
     PoolAction,
@@ -36,58 +33,17 @@ from helios.training.model import (
     StartTrial,
     StopTrial,
     Trial,
-    TrialForecast,
     TrialState,
     node_name,
-    peak_hardly_exceeded,
     placement,
 )
 from helios.training.pair_profiles import PairProfiles
+from helios.training.simulated_trials import SeenTrials, SimulatedTrial
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""
 QUERIES_PER_TRIAL = 20
 """Least number of times that a rule decides in the mean length of a trial. In a real pool it does about each second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedTrial:
-    """A trial and its true length and memory.
-
-    Attributes
-    ----------
-    family : int
-        Position in ``PairProfiles.families``.
-    seconds : float
-        From its first step to its end alone on a device, s.
-    memory_mib : float
-        Peak device memory, MiB.
-    arrives_s : float
-        When it can be started, s since the start of the pool.
-    parameters : mapping
-        Its parameters, which a rule sees.
-    reports : bool
-        Whether its program reports steps, so that its speed can be measured.
-    report_s : float
-        Time between two reports, s. A rule sees the progress of the last one, and speeds after two of a group.
-    first_memory : float
-        Share of its memory that it has at its first step, 0 to 1. The rest grows evenly with its work.
-    curve : tuple of (float, float)
-        Share of its work and value of the metric then; linear in between. Empty: it reports no metric.
-    speed_ups : mapping of tuple of int to float
-        Speed on each placement that it can run on, relative to one device.
-    """
-
-    family: int
-    seconds: float
-    memory_mib: float = 0.0
-    arrives_s: float = 0.0
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    reports: bool = True
-    report_s: float = 0.0
-    first_memory: float = 1.0
-    curve: tuple[tuple[float, float], ...] = ()
-    speed_ups: Mapping[tuple[int, ...], float] = field(default_factory=lambda: {ONE_DEVICE: 1.0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +167,6 @@ class SimulatedPool:
         forecast: Forecast | None = None,
         known_speeds: Sequence[SharedSpeed] = (),
     ) -> None:
-        self._forecast, self._forecasts, self._outdated = forecast, dict[int, TrialForecast](), True
         self.trials, self.devices, self.profiles = list(trials), tuple(devices), profiles
         self.costs = costs or PoolCosts()
         mean_s = sum(trial.seconds for trial in self.trials) / max(1, len(self.trials))
@@ -225,7 +180,6 @@ class SimulatedPool:
         self._arrived = [False] * count
         self._remaining_s = [trial.seconds for trial in self.trials]
         self._attempts, self._ended_s = [0] * count, [math.nan] * count
-        self._peak_mib: list[float | None] = [None] * count
         self._saved_s = list(self._remaining_s)
         """Work left at the last checkpoint, s."""
         self._shown: list[float | None] = [None if trial.report_s else 0.0 for trial in self.trials]
@@ -233,20 +187,9 @@ class SimulatedPool:
         self._curves: list[list[CurvePoint]] = [[] for _ in self.trials]
         self._ran_s = [0.0] * count
         self._killed_at_mib: list[float | None] = [None] * count
-        self._length_known = [False] * count
-        """Whether its speed was measured, so that its length follows from its progress."""
         self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
         self._running: dict[int, _Attempt] = {}
-        self._speed_sums = {
-            (speed.family, speed.beside, speed.placement): (speed.steps_per_s * speed.samples, speed.samples)
-            for speed in known_speeds
-        }
-        self._speeds: tuple[SharedSpeed, ...] | None = None
-        self._family_peak_mib: dict[int, float] = {}
-        self._finished_mib: dict[int, list[float]] = defaultdict(list)
-        self._family_most_mib: dict[int, float | None] = {}
-        self._family_lengths_s: dict[int, list[float]] = defaultdict(list)
-        self._family_s: dict[int, float] = {}
+        self._seen = SeenTrials(self.trials, profiles.families, forecast=forecast, known_speeds=known_speeds)
         self._arrivals = [(trial.arrives_s, number) for number, trial in enumerate(self.trials)]
         heapq.heapify(self._arrivals)
         self._ended_since_query: list[int] = []
@@ -295,57 +238,19 @@ class SimulatedPool:
 
     def snapshot(self) -> PoolSnapshot:
         """Return the pool as a rule sees it now."""
-        if self._forecast is not None and self._outdated:
-            self._update_forecasts()
         shown = [
-            self._trial(number)
+            number
             for number, state in enumerate(self._state)
             if self._arrived[number] and (state not in ENDED or number in self._ended_since_query)
         ]
-        if self._speeds is None:
-            self._speeds = tuple(
-                SharedSpeed(family=family, beside=beside, placement=shape, steps_per_s=total / samples, samples=samples)
-                for (family, beside, shape), (total, samples) in sorted(self._speed_sums.items())
-            )
-        return PoolSnapshot(now_s=self.now_s, devices=self.devices, trials=tuple(shown), speeds=self._speeds)
-
-    def _update_forecasts(self) -> None:
-        """Forecast all active trials from the runs so far."""
-        assert self._forecast is not None
-        self._forecasts.clear()
-        runs = []
-        for number, true in enumerate(self.trials):
-            if self._peak_mib[number] is None:
-                continue
-            name, finished = self._names[true.family], self._length_known[number]
-            total, samples = self._speed_sums.get((name, (), ONE_DEVICE), (0.0, 0))
-            alone = (MeasuredSpeed(beside=(), steps_per_s=total / samples, seconds=1.0),) if samples else ()
-            runs.append(
-                TrialRun(
-                    pool="",
-                    number=number,
-                    attempt=1,
-                    program="",
-                    family=name,
-                    parameters=true.parameters,
-                    device_kind="gpu",
-                    outcome="finished" if finished else "running",
-                    started_s=0.0,
-                    seconds=true.seconds,
-                    progress=1.0 if finished else None,
-                    peak_memory_mib=self._peak_mib[number],
-                    speeds=alone,
-                )
-            )
         active = [number for number, state in enumerate(self._state) if state not in ENDED]
-        forecasts = self._forecast([self._trial(number) for number in active], runs)
-        self._forecasts.update(zip(active, forecasts, strict=True))
-        self._outdated = False
+        trials = (
+            replace(self._trial(number), forecast=self._seen.forecast(number, active, self._trial)) for number in shown
+        )
+        return PoolSnapshot(now_s=self.now_s, devices=self.devices, trials=tuple(trials), speeds=self._seen.speeds())
 
     def _trial(self, number: int) -> Trial:
         true, attempt = self.trials[number], self._running.get(number)
-        peak = self._family_peak_mib.get(true.family)
-        seconds = true.seconds if self._length_known[number] else self._family_s.get(true.family)
         ready = attempt is not None and attempt.ready_s <= self.now_s
         return Trial(
             number=number,
@@ -357,20 +262,12 @@ class SimulatedPool:
             attempts=self._attempts[number],
             memory_limit_mib=None if attempt is None else attempt.limit_mib,
             memory_mib=self._memory_mib(number) if ready else None,
-            peak_memory_mib=self._peak_mib[number],
+            peak_memory_mib=self._seen.peak_mib.get(number),
             out_of_memory_mib=self._killed_at_mib[number],
             progress=None if not true.reports else self._shown[number] if true.report_s else self._progress(number),
             steps_per_s=None
             if attempt is None or not attempt.measured
             else attempt.rate * float(self.profiles.alone[true.family]),
-            forecast=self._forecasts.get(number, TrialForecast())
-            if self._forecast is not None
-            else TrialForecast(
-                memory_p50_mib=peak,
-                memory_p95_mib=peak,
-                memory_most_mib=self._family_most_mib.get(true.family),
-                seconds_p50=seconds,
-            ),
             share=None if attempt is None else attempt.share,
             curve=tuple(self._curves[number]),
         )
@@ -533,15 +430,15 @@ class SimulatedPool:
                 self._remaining_s[number] = 0.0
                 self._report(attempt)
                 self._end(number, TrialState.FINISHED)
-                self._learn_length(number)
-                self._learn_peak(number)
+                self._seen.add_length(number, now - attempt.started_s)
+                self._seen.add_end(number)
                 self._remove_attempt(attempt)
             elif attempt.paused_at_s <= now:
                 self._leave(attempt)
             elif not attempt.computes and attempt.ready_s <= now:
                 if self._fits(attempt):
-                    attempt.computes = self._outdated = True
-                    self._see_memory(number)
+                    attempt.computes = True
+                    self._seen.add_memory(number, self._memory_mib(number))
                     if interval_s := self._report_interval_s(number):
                         attempt.report_at_s = now + interval_s
                     self._update_rates(attempt.devices)
@@ -568,7 +465,10 @@ class SimulatedPool:
         self._remove_attempt(attempt)
 
     def _report_interval_s(self, number: int) -> float:
-        """Return the time between two reports of a trial, s; 0: it is not followed one by one."""
+        """Return the time between two reports of a trial, s.
+
+        0: they are not followed one by one.
+        """
         true = self.trials[number]
         return true.report_s or (self._query_every_s if true.curve else 0.0)
 
@@ -583,12 +483,6 @@ class SimulatedPool:
             value = float(np.interp(self._progress(number), work, values))
             self._curves[number].append(CurvePoint(step, self._ran_s[number], value))
 
-    def _see_memory(self, number: int) -> None:
-        """Take the memory of a trial as its peak, and that of its family, if it is larger."""
-        used_mib, family = self._memory_mib(number), self.trials[number].family
-        self._peak_mib[number] = max(used_mib, self._peak_mib[number] or 0.0)
-        self._family_peak_mib[family] = max(used_mib, self._family_peak_mib.get(family, 0.0))
-
     def _grow(self) -> None:
         """See how memory grew, and kill trials that exceed their limit or their device."""
         growing = [
@@ -597,7 +491,7 @@ class SimulatedPool:
             if attempt.computes and self.trials[attempt.number].first_memory < 1
         ]
         for attempt in growing:
-            self._see_memory(attempt.number)
+            self._seen.add_memory(attempt.number, self._memory_mib(attempt.number))
             if attempt.limit_mib is not None and self._memory_mib(attempt.number) > attempt.limit_mib - 1e-6:
                 self._kill(attempt)
         for index, device in enumerate(self.devices if growing else ()):
@@ -685,25 +579,8 @@ class SimulatedPool:
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         alone = float(self.profiles.alone[self.trials[attempt.number].family])
         self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
-        self._learn_length(attempt.number)
+        self._seen.add_length(attempt.number, self.now_s - attempt.started_s)
 
     def _record_speed(self, attempt: _Attempt, others: Iterable[_Attempt], steps_per_s: float) -> None:
-        beside = tuple(sorted(self._names[self.trials[other.number].family] for other in others))
-        key = (self._names[self.trials[attempt.number].family], beside, placement(self._device_names(attempt)))
-        total, samples = self._speed_sums.get(key, (0.0, 0))
-        self._speed_sums[key] = (total + steps_per_s, samples + 1)
-        self._speeds, self._outdated = None, True
-
-    def _learn_peak(self, number: int) -> None:
-        family = self.trials[number].family
-        self._finished_mib[family].append(self.trials[number].memory_mib)
-        self._family_most_mib[family] = peak_hardly_exceeded(self._finished_mib[family])
-
-    def _learn_length(self, number: int) -> None:
-        if not self._length_known[number]:
-            self._length_known[number] = self._outdated = True
-            family = self.trials[number].family
-            # Of a program that reports nothing, only the time that it took beside others is seen.
-            true, started_s = self.trials[number], self._running[number].started_s
-            self._family_lengths_s[family].append(true.seconds if true.reports else self.now_s - started_s)
-            self._family_s[family] = float(np.mean(self._family_lengths_s[family]))
+        beside = [self.trials[other.number].family for other in others]
+        self._seen.add_speed(attempt.number, beside, placement(self._device_names(attempt)), steps_per_s)

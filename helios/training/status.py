@@ -20,8 +20,9 @@ from typing import Any
 
 from helios.errors import UsageError
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.provenance import MADE_WITH
 from helios.training.pool.reports import Report, read_end, read_last_report
-from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records
+from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records, trial_folder
 from helios.training.pool.sweep import fill_word, find_placeholders
 from helios.training.report import find_best
 
@@ -138,7 +139,7 @@ class PoolStatus:
 
     def trial_folder(self, number: int) -> Path:
         """Return the folder of a trial."""
-        return self.folder / "trials" / f"{number:05d}"
+        return trial_folder(self.folder, number)
 
     def log(self, trial: TrialRecord) -> Path:
         """Return the log of a trial."""
@@ -160,12 +161,11 @@ class PoolStatus:
         """Return a trial with what reproduces it."""
         run = self.run_of(trial)
         checkpoints = self.trial_folder(trial.number) / "checkpoints"
-        names = ("commit", "changed", "helios", "python", "packages", "interpreter", "host", "user", "container")
         return {
             **self.trial_json(trial),
             "checkpoints": str(checkpoints) if checkpoints.is_dir() else None,
             "command": self.command(trial),
-            "provenance": {**{name: run.get(name) for name in names}, "seed": self.seed(trial)},
+            "provenance": {**{name: run.get(name) for name in MADE_WITH}, "seed": self.seed(trial)},
         }
 
     def run_of(self, trial: TrialRecord) -> Mapping[str, Any]:
@@ -314,7 +314,7 @@ def read_status(folder: Path, *, history_of: int | None = None) -> PoolStatus:
         if not (trial.owner in alive if trial.owner else alive):
             records.interrupt(trial)
         elif len(reports) < MOST_REPORTS:
-            report = folder / "trials" / f"{trial.number:05d}" / "report.jsonl"
+            report = trial_folder(folder, trial.number) / "report.jsonl"
             reports[trial.number] = read_last_report(report, owner=owner)
     return PoolStatus(
         folder=folder,

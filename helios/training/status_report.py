@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from helios.training.pool.state import TrialRecord
-from helios.training.report import best_in_words, memory_in_words, trial_table
+from helios.training.report import best_in_words, code_in_words, memory_in_words, trial_table
 from helios.training.status import PoolStatus
 from helios.units import bar, count_in_words, duration_in_words, rounded_duration
 
@@ -114,10 +114,7 @@ def _result_lines(status: PoolStatus, trial: TrialRecord) -> list[str]:
     if found["command"] is not None:
         lines.append(f"Command: {found['command']}")
     if trial.run:
-        commit = "unknown" if made["commit"] is None else made["commit"]
-        packages = "".join(f", {name} {version}" for name, version in (made["packages"] or {}).items())
-        lines.append(f"Commit: {commit}" + (" with changes on top" if made["changed"] else ""))
-        lines.append(f"Python: {made['python'] or 'unknown'}{packages}; Helios {made['helios']}")
+        lines.append(code_in_words(made))
         lines.append(f"Seed: {'none' if made['seed'] is None else made['seed']}; on {made['host']} by {made['user']}")
     return [escape(line) for line in lines]
 

@@ -29,7 +29,8 @@ from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.services import build_for_pool, choose_service
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import compare_pool_rules
-from helios.training.simulator import PoolCosts, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import PoolCosts
 from helios.training.whatif_report import PoolWhatIf
 from helios.units import count_in_words, rounded_duration
 

@@ -178,6 +178,17 @@ def test_a_module_is_imported_once_in_each_container(image: Path, folder: Path) 
     assert len({trial["metrics"]["server"] for trial in trials}) <= 2
 
 
+def test_sweeps_of_one_pool_have_containers_of_their_own(image: Path, folder: Path) -> None:
+    sweep = write_sweep(folder, image, runtime="charliecloud")
+    other = folder / "other.toml"
+    other.write_text(sweep.read_text().replace("x = [1, 2, 3, 4]", "x = [5, 6, 7]"))
+    answers = run(sweep, str(other))["sweeps"]
+    told = [[trial["metrics"] for trial in answer["trials"]] for answer in answers]
+    assert [[report["x"] for report in reports] for reports in told] == [[1, 2, 3, 4], [5, 6, 7]]
+    servers = [{report["server"] for report in reports} for reports in told]
+    assert not servers[0] & servers[1]
+
+
 def test_an_archive_is_unpacked_once(archive: Path, folder: Path) -> None:
     copy = folder / "image.tar"
     shutil.copy(archive, copy)

@@ -84,10 +84,10 @@ def test_of_several_metrics_the_front_is_named(helios: Helios, sweep: Path) -> N
         {"width": 64, "lr": lr} for lr in (0.5, 0.2, 0.1)
     ]
     assert found["direction"] == ["minimize", "minimize"]
-    assert "3 trials that no other trial beats in every metric:" in said.out
+    assert "3 trials that no other trial equals or beats in every metric:" in said.out
     assert "Best loss: 3, cost: 0.5, trial 5" not in said.out
     assert "trial 3 (width=64, lr=0.1)" in said.out
-    assert "no other trial beats" in sweep.with_name("page.html").read_text()
+    assert "no other trial equals or beats" in sweep.with_name("page.html").read_text()
 
 
 def test_a_trial_without_a_parameter_has_neither_its_word_nor_its_value(helios: Helios, sweep: Path) -> None:
@@ -128,7 +128,7 @@ if x > 0.85:
 """
 
 
-def test_a_pruned_trial_is_shown_with_its_value_and_is_not_the_best(helios: Helios, sweep: Path) -> None:
+def test_a_pruned_trial_is_shown_with_its_value_but_not_as_best(helios: Helios, sweep: Path) -> None:
     (sweep.parent / "train.py").write_text(PRUNED)
     sweep.write_text(
         f'command = "{sys.executable} train.py {{x}}"\n[parameters]\nx = [0.9, 0.8, 0.7]\n'

@@ -400,3 +400,48 @@ def test_status_of_many_trials_takes_half_a_second_at_most(helios: Helios, tmp_p
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(used) < 0.5, used
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(helios: Helios, sweep: Path) -> None:
+    before = sorted(sweep.parent.iterdir())
+    [plan] = helios("pool", "run", sweep, "--dry-run", "--slots", 3, "--json").json["pools"]
+    assert sorted(sweep.parent.iterdir()) == before
+    assert (plan["total"], plan["ended"], plan["goes_on"], plan["drawn"]) == (7, 0, False, False)
+    assert plan["commands"] == [f"{sys.executable} train.py {x} 17" for x in range(3)]
+    assert plan["devices"][0]["slots"] == 3
+    assert {"MODE", "HELIOS_REPORT"} <= {*plan["environment"]}
+    assert f"First, in {sweep.parent}" in helios("pool", "run", sweep, "--dry-run").out
+
+
+def test_a_dry_run_of_a_pool_that_goes_on_has_its_next_trials(
+    helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
+) -> None:
+    assert "Another pool is running" in helios("pool", "run", sweep, "--dry-run", code=2).err
+    waiting.kill()
+    waiting.wait()
+    [plan] = helios("pool", "run", sweep, "--dry-run", "--json").json["pools"]
+    assert (plan["ended"], plan["goes_on"]) == (3, True)
+    assert plan["commands"][0].endswith("train.py 3 17")
+    sweep.write_text(sweep.read_text().replace("train.py {x}", "train.py {x} {x}"))
+    assert "another sweep" in helios("pool", "run", sweep, "--dry-run", code=2).err
+
+
+def test_a_run_keeps_its_commit_and_says_once_where_it_has_changed(helios: Helios, sweep: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(sweep.parent)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    commits = []
+    for text in ("a", "b"):
+        (sweep.parent / "text").write_text(text)
+        subprocess.run([*git, "add", "text", "train.py"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", text], check=True)
+        commits.append(subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip())
+        (sweep.parent / "go").touch()
+        said = helios("pool", "run", sweep, "--report", "page.html", code=1)
+        assert said.err.count("The code has changed") == (text == "b")
+        assert commits[-1] in (sweep.parent / "page.html").read_text()
+        helios("pool", "retry")
+    found = trial(helios, 1)
+    assert [attempt["commit"] for attempt in found["runs"]] == commits
+    (sweep.parent / "text").write_text("c")
+    helios("pool", "run", sweep, code=1)
+    assert trial(helios, 1)["provenance"]["changed"] is True

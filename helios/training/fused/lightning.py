@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -36,33 +35,6 @@ SCHEDULES: dict[type[Any], tuple[str, tuple[str, ...]]] = {
 Make = Callable[[Mapping[str, Any]], nn.Module]
 
 
-class LightningModel(nn.Module):  # type: ignore[misc]  # because torch is not followed: it is optional
-    """Module that returns the loss of ``training_step``.
-
-    The loss is repeated for each sample.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        for name in ("log", "log_dict"):
-            setattr(module, name, _ignore)
-        for name in OF_THE_OPTIMIZER:
-            vars(module).pop(name, None)
-        hyperparameters = dict(getattr(module, "hparams", {}) or {})
-        # What else a step may look at, so that modules which differ in it do not train together.
-        self.settings = repr(sorted((k, v) for k, v in hyperparameters.items() if k not in OF_THE_OPTIMIZER))
-
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a batch, whose last tensor is the target."""
-        output = self.module.training_step(batch, 0)
-        loss = output["loss"] if isinstance(output, Mapping) else output
-        if not isinstance(loss, torch.Tensor):
-            raise UsageError("training_step returned no loss.", hint="Return a tensor, or a dictionary with 'loss'.")
-        result: torch.Tensor = loss.expand(len(batch[-1]))
-        return result
-
-
 def _ignore(*_: Any, **__: Any) -> None:
     """Log nothing, since there is no trainer of Lightning."""
 
@@ -70,7 +42,7 @@ def _ignore(*_: Any, **__: Any) -> None:
 def from_lightning(
     make: Make, data: Callable[[], Any]
 ) -> tuple[Make, Callable[..., Any], Callable[[], Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """Return ``build``, ``loss``, ``data`` and ``configure`` of modules that PyTorch Lightning trains.
+    """Return ``build``, ``step``, ``data`` and ``configure`` of modules that PyTorch Lightning trains.
 
     The loss on validation data is that of ``training_step`` in evaluation mode.
 
@@ -79,8 +51,7 @@ def from_lightning(
     make : callable
         Makes a module from a configuration.
     data : callable
-        Returns training data, and optionally validation data, as tensors: ``(inputs, target)`` each. A batch that
-        ``training_step`` gets has the inputs and the target.
+        Returns training data, and optionally validation data, as tensors or loaders.
 
     Raises
     ------
@@ -91,26 +62,32 @@ def from_lightning(
     def build(configuration: Mapping[str, Any]) -> nn.Module:
         module = make(configuration)
         check_module(module)
-        return LightningModel(module)
+        return _without_trainer(module)
 
-    def loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        return output
-
-    def with_target() -> Any:
-        loaded = data()
-        return _with_target(loaded) if isinstance(loaded[1], torch.Tensor) else tuple(map(_with_target, loaded))
+    def step(module: Any, batch: Any) -> Any:
+        output = module.training_step(batch, 0)
+        return output["loss"] if isinstance(output, Mapping) else output
 
     def configure(configuration: Mapping[str, Any]) -> dict[str, Any]:
         module = make(configuration)
         check_module(module)
         return read_optimizers(module)
 
-    return build, loss, with_target, configure
+    return build, step, data, configure
 
 
-def _with_target(part: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
-    inputs, target = part
-    return [*([inputs] if isinstance(inputs, torch.Tensor) else inputs), target], target
+def _without_trainer(module: nn.Module) -> nn.Module:
+    """Return a module that logs nothing, without settings that only its optimiser has."""
+    for name in ("log", "log_dict"):
+        setattr(module, name, _ignore)
+    own = vars(module)
+    for name in OF_THE_OPTIMIZER:
+        own.pop(name, None)
+    for name in ("_hparams", "_hparams_initial"):  # of save_hyperparameters()
+        if isinstance(own.get(name), Mapping):
+            left = {key: value for key, value in own[name].items() if key not in OF_THE_OPTIMIZER}
+            own[name] = type(own[name])(left)
+    return module
 
 
 def check_module(module: nn.Module) -> None:
@@ -148,7 +125,7 @@ def read_optimizers(module: Any) -> dict[str, Any]:
     if name is None:
         raise UsageError(f"{type(made).__name__} cannot be fused.", hint=f"Known: {', '.join(OPTIMIZERS)}.")
     keys = OPTIMIZERS[name][1]
-    names = {id(parameter): f"module.{name}" for name, parameter in module.named_parameters()}
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = []
     for group in made.param_groups:
         if flags := [flag for flag in FLAGS if group.get(flag)]:

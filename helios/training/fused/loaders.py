@@ -25,7 +25,8 @@ from helios.errors import UsageError
 from helios.training.fused.batches import Batch
 from helios.training.fused.configurations import Member, mix_seeds
 
-MOST_SEED_OF_NUMPY = 2**32
+SEEDS_OF_NUMPY = 2**32
+"""Seeds that ``numpy.random.seed`` takes are below."""
 END = object()
 """What a pass gives after its last batch."""
 
@@ -332,7 +333,7 @@ def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % MOST_SEED_OF_NUMPY)
+        numpy.random.seed(seed % SEEDS_OF_NUMPY)
 
 
 @contextmanager

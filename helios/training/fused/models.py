@@ -14,15 +14,8 @@ from helios.errors import UsageError
 from helios.training.fused.batches import Batch, Batches
 from helios.training.fused.configurations import Configuration, check_configuration, make_member
 from helios.training.fused.objective import Objective
-from helios.training.fused.stack import (
-    Separate,
-    Stack,
-    changed_attribute,
-    named_trained,
-    named_untrained,
-    seed_device,
-    settings_of,
-)
+from helios.training.fused.stack import Separate, Stack, seed_device
+from helios.training.fused.structure import changed_attribute, named_trained, named_untrained, settings_of
 from helios.training.fused.ways import (
     Obstacle,
     autocast,

@@ -33,7 +33,7 @@ from helios.errors import ConfigurationInvalid, HeliosError, UsageError
 from helios.training.fused.batches import check_batch_size, is_tensors
 from helios.training.fused.configurations import OPTIMIZERS, OTHER_KEYS, check_configuration
 from helios.training.fused.memory import models_that_fit, peak_bytes
-from helios.training.fused.stack import settings_of
+from helios.training.fused.structure import settings_of
 from helios.training.fused.trainer import Epoch, FusedTrainer
 
 COMMON = ("batch_size", "optimizer", "precision", "on_nan")
@@ -184,7 +184,7 @@ def load_program(path: Path) -> ModuleType:
 def structure(model: nn.Module, optimizer: str = "") -> str:
     """Return a text that is equal for models that can train together.
 
-    It stands for what :func:`helios.training.fused.stack.difference` compares, and the optimiser.
+    It stands for what :func:`helios.training.fused.structure.difference` compares, and the optimiser.
     """
     digest = hashlib.sha256(optimizer.encode())
     for (kind, name, key), value in settings_of(model).items():
@@ -245,8 +245,6 @@ class FusedTask:
     def _end_soon(self, *_: Any) -> None:
         self._ending = True
 
-    # What the pool tells.
-
     def _read_file(self) -> None:
         with self._file.open("rb") as file:
             file.seek(self._place)
@@ -281,8 +279,6 @@ class FusedTask:
     def _current_trainer(self) -> FusedTrainer:
         assert self._trainer is not None
         return self._trainer
-
-    # Trials join.
 
     def _take_new(self) -> None:
         messages, self._new = self._new, []
@@ -442,8 +438,6 @@ class FusedTask:
             trial.end("apart", str(reason), structure=f"{self._structure} {trial.number}")
         else:
             self._by_number[at] = trial
-
-    # Training.
 
     def _train(self) -> None:
         trainer, began_s = self._current_trainer(), time.monotonic()

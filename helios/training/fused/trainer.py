@@ -23,7 +23,8 @@ from helios.training.fused.configurations import OPTIMIZERS, Member, check_confi
 from helios.training.fused.loaders import LoaderBatches
 from helios.training.fused.models import Models, isolate_random_state
 from helios.training.fused.objective import Loss, Objective, TrainingStep
-from helios.training.fused.stack import RECORDED, Separate, Stack, difference
+from helios.training.fused.stack import RECORDED, Separate, Stack
+from helios.training.fused.structure import difference
 from helios.training.fused.ways import Obstacle, autocast, silence_warnings
 
 WAYS = ("auto", "traced", "vmap", "serial", "compiled", "graph", "streams")

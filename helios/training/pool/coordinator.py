@@ -296,6 +296,10 @@ class Coordinator:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def interrupt(self) -> None:
+        """Ask the pool to end, as Ctrl-C does, a second time at once."""
+        self._signals.append(signal.SIGINT)
+
     def _take_orders(self) -> None:
         for orders in self._orders:
             if stopped_by := orders.take():

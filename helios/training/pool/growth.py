@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from helios.errors import UsageError
-from helios.training.pool.state import StateFile
+from helios.training.pool.state import Records, StateFile
 from helios.training.pool.sweep import TrainingSweep, Value, ValueRange, format_value, is_within, leave_out
 
 LONGEST = 200
@@ -57,16 +58,10 @@ def take_over(sweep: TrainingSweep, state: StateFile) -> str:
     UsageError
         The trials that were made are none of this sweep, or other pools of the folder run by the sweep as it was.
     """
-    new, old = describe(sweep), state.sweep
-    if new == old:
+    new = describe(sweep)
+    changes, made = compare(sweep, state, state.path.parent)
+    if not changes:
         return ""
-    made = {trial.number: _complete(sweep, trial.parameters) for trial in state.trials.values()}
-    if refused := [*_fixed_changes(sweep, old, new), *_trials_outside(sweep, made, old, new)]:
-        raise UsageError(
-            f"{state.path.parent} holds trials of another sweep. {'; '.join(refused)}.",
-            hint="Change that back to go on, or choose another place: --folder FOLDER",
-        )
-    changes = "; ".join(_changes(old, new))
     if state.others_run():
         raise UsageError(
             f"Another pool works in {state.path.parent} by the sweep file as it was. {changes}.",
@@ -77,6 +72,26 @@ def take_over(sweep: TrainingSweep, state: StateFile) -> str:
             state.record_created(number, parameters)
     state.record_sweep(new)
     return f"The sweep file has changed. {changes}"
+
+
+def compare(sweep: TrainingSweep, records: Records, folder: Path) -> tuple[str, dict[int, dict[str, Value]]]:
+    """Return changes of a sweep in words, and its trials with them.
+
+    Raises
+    ------
+    UsageError
+        The trials that were made are none of this sweep.
+    """
+    new, old = describe(sweep), records.sweep
+    made = {trial.number: _complete(sweep, trial.parameters) for trial in records.trials.values()}
+    if new == old:
+        return "", made
+    if refused := [*_fixed_changes(sweep, old, new), *_trials_outside(sweep, made, old, new)]:
+        raise UsageError(
+            f"{folder} holds trials of another sweep. {'; '.join(refused)}.",
+            hint="Change that back to go on, or choose another place: --folder FOLDER",
+        )
+    return "; ".join(_changes(old, new)) or "It is written otherwise", made
 
 
 def _complete(sweep: TrainingSweep, parameters: Mapping[str, Value]) -> dict[str, Value]:

@@ -29,6 +29,8 @@ PACKAGES = (
     *("scikit-learn", "xgboost", "lightgbm", "catboost"),
 )
 """Packages whose versions change results."""
+MADE_WITH = ("commit", "changed", "helios", "python", "packages", "interpreter", "host", "user", "container")
+"""What a run records that may change its results."""
 _PYTHON = re.compile(r"python[0-9.]*")
 _ASK_PYTHON = f"""
 import json, platform

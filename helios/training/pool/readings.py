@@ -91,7 +91,7 @@ class Readings:
         record = self._sweeps.of(attempt.trial.number).record(attempt.trial.number)
         attempt.curve = Curve(record.curve)
         self.read(attempt, to_end=True)
-        attempt.curve_from_s = attempt.began_s - max(record.seconds, attempt.curve.seconds)
+        attempt.curve_from_s = attempt.began_s - max(record.seconds - record.held_s, attempt.curve.seconds)
         attempt.read_s = attempt.began_s
         attempt.answered = attempt.first_report_s = attempt.beside_since = None
         attempt.ended = {}
@@ -159,9 +159,11 @@ class Readings:
         at_s = now if report.time_s is None else report.time_s
         if report.step is None or (attempt.read_s is None and not self._is_missing(attempt, report)):
             return
+        held_s = 0.0
         if attempt.read_s is not None:  # a program's clock may be wrong
             at_s = max(attempt.read_s, min(now, at_s))
-        attempt.curve.add(report.step, at_s - attempt.curve_from_s, attempt.value)
+            held_s = at_s - attempt.began_s - attempt.ran_s(at_s)
+        attempt.curve.add(report.step, at_s - attempt.curve_from_s - held_s, attempt.value)
 
     def _is_missing(self, attempt: Attempt, report: Report) -> bool:
         """Return whether a report of an earlier attempt is not in the curve.

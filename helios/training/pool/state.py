@@ -55,6 +55,8 @@ class TrialRecord:
         How many of these ended with an error, and at the memory limit.
     seconds : float
         Time in all attempts that ended, s.
+    held_s : float
+        How much of it the trial was held back, s.
     last_seconds : float, optional
         Time of the last attempt that ended, s.
     out_of_memory_mib : float, optional
@@ -88,6 +90,7 @@ class TrialRecord:
     failures: int = 0
     memory_kills: int = 0
     seconds: float = 0.0
+    held_s: float = 0.0
     last_seconds: float | None = None
     peak_memory_mib: float | None = None
     out_of_memory_mib: float | None = None
@@ -376,6 +379,7 @@ class Records:
             trial.log = str(entry.get("log", ""))
             return
         trial.seconds += entry["seconds"]
+        trial.held_s += entry.get("run", {}).get("held_s", 0.0)
         trial.last_seconds = entry["seconds"]
         peaks = [peak for peak in (trial.peak_memory_mib, entry["peak_memory_mib"]) if peak is not None]
         trial.peak_memory_mib = max(peaks, default=None)

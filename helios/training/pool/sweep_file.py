@@ -184,6 +184,27 @@ def read_training_sweep(path: Path) -> TrainingSweep:
         raise UsageError(f"{path}, line {line}: {reason}.", hint=hint) from reason
 
 
+def check_training_sweep(path: Path, content: Mapping[str, Any]) -> TrainingSweep:
+    """Check a sweep that is given by its content.
+
+    Parameters
+    ----------
+    path : Path
+        Where its file would be; paths in it are relative to that folder.
+
+    Raises
+    ------
+    UsageError
+        It asks for what cannot be run.
+    """
+    try:
+        return _sweep(path, _validate(_SweepTable, json.loads(json.dumps(content))))
+    except _Refused as reason:
+        raise UsageError(f"The sweep: {reason}.", hint=reason.hint or f"See {PAGE} for an example.") from reason
+    except (TypeError, ValueError) as reason:
+        raise UsageError(f"The sweep: {reason}.", hint="Values are texts, numbers, lists and tables.") from reason
+
+
 def _read_text(path: Path, largest: int) -> str:
     try:
         if not path.is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,9 +173,8 @@ def test_sweeps_go_on_together_alone_and_with_a_third(tmp_path: Path) -> None:
     a = a_file(tmp_path, "a", [1.0, 2.0, 3.0], code="time.sleep(0.5)")
     b = a_file(tmp_path, "b", [1.0, 2.0, 3.0], code="time.sleep(0.5)")
     c = a_file(tmp_path, "c", [1.0])
-    began_s = time.monotonic()
     together = run_here(a, b, time_limit_s=0.9)
-    assert all(result.reason for result in together) or time.monotonic() - began_s > 3  # a loaded machine
+    assert all(result.reason for result in together)
     assert run_here(b)[0].counts == {"finished": 3}
     assert [result.counts for result in run_here(c, b, a)] == [{"finished": count} for count in (1, 3, 3)]
     for path in (a, b):

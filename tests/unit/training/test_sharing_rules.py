@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.sharing_rules import compare_pool_rules, longest_first
-from helios.training.simulator import SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
 from tests.examples import examples
 from tests.unit.training.test_simulator import FREE, gpus, profiles
 

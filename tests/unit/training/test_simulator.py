@@ -13,7 +13,8 @@ from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, 
 from helios.training.pair_profiles import PairProfiles
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import longest_first, share_fixed
-from helios.training.simulator import Decide, PoolCosts, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import Decide, PoolCosts, SimulatedPool
 from tests.examples import examples
 
 FREE = PoolCosts(start_s=0.0, pause_s=0.0, measure_s=10.0, noise=0.0)

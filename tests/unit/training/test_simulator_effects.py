@@ -9,7 +9,8 @@ import pytest
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, ShareTrial, StartTrial, StopTrial, TrialState
 from helios.training.sharing_rules import share_fixed
-from helios.training.simulator import Decide, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import Decide, SimulatedPool
 from tests.unit.training.test_simulator import FREE, GPU, gpus, profiles
 
 GROWS = SimulatedTrial(family=0, seconds=100.0, memory_mib=9_000.0, first_memory=0.2)

@@ -19,6 +19,7 @@ import pytest
 
 from helios.study.study import load_study, store_study, study
 from helios.web.pages import ROUTES
+from tests.builders import a_trial_run
 from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, client
 
@@ -62,13 +63,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for user in ("bob", "alice"):
         job = fake_site.cluster.submit(user=user)
     fake_site.cycles.cycle(modes=ACTIVE)
+    with fake_site.warehouse() as warehouse:
+        runs = [
+            a_trial_run(number, outcome=outcome, parameters={"lr": 10.0**-number, "kind": outcome})
+            for number, outcome in enumerate(("finished", "pruned", "finished"))
+        ]
+        warehouse.add_trial_runs(runs, user="bob")
     now = fake_site.cluster.now
     loaded, records = load_study(
-        url=fake_site.settings.database.url, cluster="dev", window=lambda _: (now - timedelta(weeks=4), now)
+        url=fake_site.settings.database.url, cluster="dev", window=lambda *_: (now - timedelta(weeks=4), now)
     )
     store_study(study(loaded, records=records), folder / "reports", energy=fake_site.settings.energy, now=now)
     (folder / "reports" / "night.html").write_text("<title>A night</title>")
-    paths = [re.sub(r"\{user\}", "bob", re.sub(r"\{job\}", job, route.path)) for route in ROUTES]
+    names = {"user": "bob", "job": job, "pool": "p"}
+    paths = [re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), route.path) for route in ROUTES]
     with client(fake_site) as web:
         return {path: web.get(path, headers=HTML).text for path in paths if "{" not in path}
 

@@ -79,21 +79,50 @@ def by_hand(lr: float, epochs: int) -> dict[str, torch.Tensor]:
 
 
 def test_modules_are_trained_as_lightning_does() -> None:
-    build, loss, tensors, _ = from_lightning(make, data)
-    trainer = FusedTrainer(build, loss, tensors(), configurations(0.1, 0.3), batch_size=16, way="vmap")
+    build, step, tensors, _ = from_lightning(make, data)
+    trainer = FusedTrainer(build, None, tensors(), configurations(0.1, 0.3), step=step, batch_size=16, way="vmap")
     assert (trainer.obstacles, trainer.way) == ([], "vmap")
     trainer.train(epochs=5)
     for number, lr in enumerate((0.1, 0.3)):
         for name, tensor in by_hand(lr, 5).items():
-            ours = trainer.model(number).state_dict()[f"module.{name}"]
+            ours = trainer.model(number).state_dict()[name]
             torch.testing.assert_close(ours, tensor, rtol=1e-4, atol=1e-6)
 
 
 def test_modules_that_differ_in_their_step_do_not_train_together() -> None:
-    build, loss, tensors, _ = from_lightning(make, data)
-    trainer = FusedTrainer(build, loss, tensors(), configurations(0.1, weight=1.0), batch_size=16)
+    build, step, tensors, _ = from_lightning(make, data)
+    trainer = FusedTrainer(build, None, tensors(), configurations(0.1, weight=1.0), step=step, batch_size=16)
     with pytest.raises(ConfigurationInvalid, match="weight"):
         trainer.add(configurations(0.1, weight=2.0)[0])
+
+
+class Kept(Net):
+    """A module that keeps its settings as Lightning's documentation has it."""
+
+    def __init__(self, lr: float, weight: float) -> None:
+        super().__init__(lr, weight=weight)
+        if Trainer is not None:
+            self.save_hyperparameters()
+        else:  # which keeps them so
+            self._hparams = {"lr": lr, "weight": weight}
+
+
+def test_saved_hyperparameters_of_the_optimiser_part_no_modules() -> None:
+    build, step, tensors, configure = from_lightning(lambda given: Kept(given["lr"], given["model"]["weight"]), data)
+    model = {"weight": 2.0}
+    told = [configure({"lr": lr, "model": model}) | {"model": model} for lr in (0.1, 0.2)]
+    assert {each.pop("optimizer") for each in told} == {"sgd"}
+    trainer = FusedTrainer(build, None, tensors(), told, step=step, batch_size=16, way="vmap")
+    assert (trainer.obstacles, len(trainer.numbers)) == ([], 2)
+
+
+def test_modules_take_the_batches_of_a_loader() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGET), batch_size=16)
+    build, step, loaders, _ = from_lightning(make, lambda: loader)
+    trainer = FusedTrainer(build, None, loaders(), configurations(0.1, 0.3), step=step, way="vmap")
+    trainer.train(epochs=5)
+    for name, tensor in by_hand(0.3, 5).items():
+        torch.testing.assert_close(trainer.model(1).state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 class Hooked(Net):
@@ -144,8 +173,8 @@ def test_groups_and_schedules_are_read() -> None:
     told = configure({})
     assert told["optimizer"] == "adamw"
     assert [(group["lr"], group["parameters"]) for group in told["groups"]] == [
-        (0.01, ["module.layers.0.weight", "module.layers.0.bias"]),
-        (0.1, ["module.layers.2.weight", "module.layers.2.bias"]),
+        (0.01, ["layers.0.weight", "layers.0.bias"]),
+        (0.1, ["layers.2.weight", "layers.2.bias"]),
     ]
     expected = {"name": "warmup", "per": "step", "start_factor": 0.5, "end_factor": 1.0, "total_iters": 4}
     assert told["schedule"] == [expected]

@@ -32,7 +32,7 @@ from helios.training.model import (
 )
 from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
-from helios.training.pool.growth import describe
+from helios.training.pool.growth import describe, take_over
 from helios.training.pool.search import open_search
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
@@ -93,7 +93,8 @@ def run(
     folder = sweep.cwd / "pool"
     watcher = watched or Watched()
     with StateFile(folder, describe(sweep)) as state:
-        search = open_search(sweep, folder / "search")
+        take_over(sweep, state)
+        search = open_search(sweep, folder / "search", [trial.parameters for trial in state.trials.values()])
         try:
             pool = Coordinator(
                 sweeps=[
@@ -173,12 +174,6 @@ def test_a_second_pool_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path, "")
     with StateFile(tmp_path / "pool", describe(sweep)), pytest.raises(UsageError, match="Another pool is running"):
         run(sweep)
-
-
-def test_another_sweep_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    run(a_sweep(tmp_path, ""))
-    with pytest.raises(UsageError, match="another sweep"):
-        run(a_sweep(tmp_path, "", [1, 2]))
 
 
 def test_a_trial_whose_line_was_cut_off_is_run_again(tmp_path: Path) -> None:

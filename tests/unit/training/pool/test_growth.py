@@ -145,6 +145,15 @@ def test_a_search_with_a_pruner_keeps_the_combinations_it_ran(pool: Pool) -> Non
     assert params == [trial["parameters"] for trial in after.trials]
 
 
+def test_a_range_may_become_logarithmic_and_a_list_a_range(pool: Pool) -> None:
+    text = SEARCH.replace('opt = ["adam", "sgd"]', "opt = [1, 2]")
+    before = pool.run(text)
+    text = text.replace("high = 0.2", "high = 0.2, log = true").replace("trials = 4", "trials = 6")
+    after = pool.run(text.replace("opt = [1, 2]", "opt = { low = 1, high = 4, int = true }"))
+    assert list(after.trials[:4]) == list(before.trials)
+    assert "lr: 0.1 to 0.2, log, was 0.1 to 0.2; opt: 1 to 4, whole, was 1, 2; trials: 6, was 4" in after.notes[0]
+
+
 def test_new_trials_are_appended_to_a_file(pool: Pool) -> None:
     text = 'command = "PYTHON train.py --lr {lr}"\ntrials_file = "t.jsonl"\n'
     trials = pool.folder / "t.jsonl"

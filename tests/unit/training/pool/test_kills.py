@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -57,6 +58,10 @@ def those(processes: Iterable[psutil.Process], claim: Callable[[psutil.Process],
     return found
 
 
+def is_child(parent: int, process: psutil.Process) -> bool:
+    return bool(process.ppid() == parent)
+
+
 def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.unit.training.pool.sharing", str(folder), how],
@@ -84,7 +89,7 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         if pool.poll():  # five agents of one run were killed, so that it gave up
             pool = start(folder, how)
         trials = those(pool_processes(folder / "pool"), lambda each: "HELIOS_TRIAL_FOLDER" in each.environ())
-        agents = those(psutil.process_iter(), lambda each, parent=pool.pid: each.ppid() == parent)
+        agents = those(psutil.process_iter(), partial(is_child, pool.pid))
         parts = {"trial": trials, "agent": agents, "coordinator": [pool] if trials else [], "both": trials and agents}
         part = chance.choice([*parts])
         targets = parts[part]

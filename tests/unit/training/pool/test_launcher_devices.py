@@ -128,11 +128,18 @@ def test_memory_on_two_gpus_is_that_on_one_of_them(tmp_path: Path, monkeypatch: 
 import os, time
 open("seen", "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
 open("users", "a").write(f"{os.getpid()} 700\\n")
-time.sleep(2)
+while not os.path.exists("measured"):
+    time.sleep(0.02)
 """
+    both = start_on(("gpu:0", "gpu:1"), limit_mib=800.0)
+
+    def decide(snapshot: PoolSnapshot) -> Sequence[PoolAction]:
+        if any(trial.memory_mib for trial in snapshot.trials):
+            (tmp_path / "measured").touch()
+        return both(snapshot)
+
     try:
-        both = start_on(("gpu:0", "gpu:1"), limit_mib=800.0)
-        _, trials = run(a_sweep(tmp_path, program), devices=find_devices(kind="gpu"), decide=both)
+        _, trials = run(a_sweep(tmp_path, program), devices=find_devices(kind="gpu"), decide=decide)
     finally:
         _visible_gpus.cache_clear()
         sys.modules.pop("pynvml", None)

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helios.model.trial_runs import CurvePoint
-from helios.training.model import PauseTrial, PoolAction, PoolSnapshot, TrialState
+from helios.training.model import PauseTrial, PoolAction, PoolSnapshot, ShareTrial, TrialState
+from helios.training.pool import agent, launcher
 from helios.training.pool.curve import MOST_POINTS
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import read_runs
+from tests.unit.training.pool.sharing import share_by
 from tests.unit.training.pool.test_coordinator import a_sweep, run
 from tests.unit.training.pool.test_reports import record, scalar
 from tests.waiting import until
@@ -121,10 +125,45 @@ def test_a_pause_does_not_count_as_time(tmp_path: Path) -> None:
     assert after.curve[-1].seconds < before.seconds + after.seconds + 0.1
 
 
+SLICED = """
+import os, sys, time
+program = sys.argv[1]
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(1_000))
+for step in range(20):
+    report(step=step, loss=step)
+    burn(0.05)
+    while program == "1" and not os.path.exists("end"):
+        burn(0.1)
+open("end", "w").close()
+"""
+
+
+def test_time_in_which_a_trial_is_held_back_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((agent, "__file__"), (launcher, "gpu_id"), (launcher, "device_environment")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # as before, after the test
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        running = [trial for trial in snapshot.trials if trial.state is TrialState.RUNNING]
+        if len(running) == 2 and all(trial.share is None for trial in running):
+            shares = zip(running, (0.2, 0.8), strict=True)
+            return [ShareTrial(number=trial.number, share=share, reason="test") for trial, share in shares]
+        return fixed_slots(snapshot)
+
+    device = share_by("slices", tmp_path, slots=2)
+    run(a_sweep(tmp_path, STEPS + SLICED, (0, 1), metric="loss"), devices=[device], decide=decide)
+    little = next(attempt for attempt in read_runs(tmp_path / "pool") if attempt.number == 0)
+    assert len(little.curve) == 20
+    assert little.curve[-1].seconds < little.seconds + 1.0
+
+
 KILLED = """
 import sys
 from pathlib import Path
 from helios.training.pool.sweep import TrainingSweep
+from tests.unit.training.pool.sharing import share_by
 from tests.unit.training.pool.test_coordinator import a_sweep, run
 run(a_sweep(Path(sys.argv[1]), Path(sys.argv[2]).read_text(), metric="loss", maximize=False))
 """

@@ -32,7 +32,8 @@ from helios.training.pair_profiles import PairProfiles
 from helios.training.services import build_for_pool, packing
 from helios.training.services.packing import Packing, PackingOptions, least_device_time
 from helios.training.sharing_rules import share_fixed
-from helios.training.simulator import PoolCosts, SimulatedPool, SimulatedTrial
+from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulator import PoolCosts, SimulatedPool
 from tests.examples import examples
 
 KNOWN = TrialForecast(memory_p95_mib=4_000.0, seconds_p50=1_000.0)

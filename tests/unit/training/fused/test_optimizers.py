@@ -116,7 +116,7 @@ def test_each_model_is_clipped_at_its_own_norm() -> None:
 
 
 def test_more_elements_than_one_block_are_all_updated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helios.training.fused.stack.BLOCK", {DEVICE: 10})
+    monkeypatch.setattr("helios.training.fused.optimizers.BLOCK", {DEVICE: 10})
     trainer = a_trainer([{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2, "seed": 1}])
     trainer.train(steps=10)
     alone = train_alone({"seed": 1}, sgd({"lr": 0.2}), steps=10)
