@@ -23,13 +23,12 @@ from statistics import median
 import psutil
 
 from helios.training.model import PoolAction, PoolSnapshot, ShareTrial, StopTrial, TrialState
-from helios.training.pool.coordinator import Coordinator, fixed_slots
-from helios.training.pool.search import open_search
 from helios.training.pool.slices import SLICE_S
-from helios.training.pool.state import StateFile
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.sweep import TrainingSweep
 from helios.training.pool.warm import hold, release
 from tests.unit.training.pool.sharing import share_by
+from tests.unit.training.pool.test_coordinator import run
 
 PROGRAM = """
 import json, os, time
@@ -79,14 +78,8 @@ def one_round(trials: int, seconds: float, how: str) -> tuple[float, float, floa
         )
         device = share_by("weights" if how == "side by side" else how, folder, slots=trials)
         service = EqualShares(trials, seconds, share=None if how == "side by side" else 1 / trials)
-        with StateFile(folder / "pool", sweep.fingerprint()) as state:
-            search = open_search(sweep, folder / "pool" / "search")
-            pool = Coordinator(
-                sweep=sweep, search=search, state=state, devices=[device], decide=service.decide, folder=folder / "pool"
-            )
-            pool.run()
-            search.close()
-            metrics = [trial.metrics for trial in state.trials.values()]
+        _, found = run(sweep, devices=[device], decide=service.decide)
+        metrics = [trial.metrics for trial in found.values()]
         steps = [each["steps"] for each in metrics]
         by_cpu = sum(steps) / sum(each["cpu_s"] for each in metrics)
         return by_cpu, service.agent_s, min(steps) * trials / sum(steps)

@@ -45,8 +45,8 @@ class Attempt:
     terminated: bool = False
     stopped: bool = False
     """Whether it was asked to stop for good."""
-    finished: str = ""
-    """Why it then ends as finished. Empty where it ends as pruned."""
+    finished: bool = False
+    """Whether it then ends as finished, with its last value, and not as pruned."""
     why: str = ""
     """Why it was asked to pause or stop."""
     beside: tuple[str, ...] = ()
@@ -103,15 +103,15 @@ class Attempt:
         with suppress(OSError):  # a full disk: the signal comes anyway
             write_request(self.folder / "requests", request, by_s=by_s and round(by_s, 3))
 
-    def stop(self, grace_s: float, *, why: str = "", finished: str = "") -> None:
+    def stop(self, grace_s: float, *, why: str = "", finished: bool = False) -> None:
         """Ask the program to stop for good, before it is ended.
 
         Parameters
         ----------
         why : str
             Why it ends.
-        finished : str
-            Why it ends as finished, with its last value. Empty where it ends as pruned.
+        finished : bool
+            Whether it ends as finished, with its last value, and not as pruned.
         """
         self.stopped, self.finished, self.why = True, finished, why
         if self.process is None:  # one that trains others as well reads requests

@@ -364,16 +364,18 @@ class Coordinator:
         if isinstance(action, ShareTrial):
             self._launcher.share(action)
             return
-        attempt = self._attempts.running.get(action.number)
+        attempt, trials = self._attempts.running.get(action.number), self.sweeps.of(action.number)
+        if isinstance(action, StopTrial) and action.number in trials.waiting and not trials.state.problem:
+            trials.withdraw(trials.record(action.number), reason=action.reason, finished=action.finished)
+            return
         wanted = TaskRequest.PAUSE if isinstance(action, PauseTrial) else TaskRequest.STOP
         if attempt is None or attempt.asked in {wanted, TaskRequest.STOP}:
             return
-        trials = self.sweeps.of(action.number)
         self._notes.publish(
             {"event": "asked", **trials.identify(action.number), "request": str(wanted), "reason": action.reason}
         )
         if isinstance(action, StopTrial):
-            attempt.stop(trials.sweep.grace_s, why=action.reason, finished=action.reason if action.finished else "")
+            attempt.stop(trials.sweep.grace_s, why=action.reason, finished=action.finished)
         else:
             attempt.why = action.reason
             attempt.request(wanted)

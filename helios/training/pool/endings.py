@@ -134,9 +134,9 @@ class Endings:
 def _stopped(attempt: Attempt, *, ended_by_pool: bool) -> tuple[str, TrialState, str]:
     """Return the same of a trial that was to end as finished."""
     if attempt.diverged:
-        return "diverged", TrialState.DIVERGED, attempt.finished
+        return "diverged", TrialState.DIVERGED, attempt.why
     late = "; it did not end by itself" if ended_by_pool else ""
-    return "stopped", TrialState.FINISHED, attempt.finished + late
+    return "stopped", TrialState.FINISHED, attempt.why + late
 
 
 def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:

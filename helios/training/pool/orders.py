@@ -172,7 +172,7 @@ class Orders:
                 self._notes.publish(asked)
                 attempt.stop(self._trials.sweep.grace_s, why=reason)
         elif self._trials.pool_number(record) in self._trials.waiting and not state.problem:
-            self._trials.withdraw(record, order)
+            self._trials.withdraw(record, reason=f"stopped by {order.who}")
 
 
 def _parse(line: bytes, place: int) -> PoolOrder | None:

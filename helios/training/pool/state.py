@@ -364,7 +364,8 @@ class Records:
         if trial.ended:
             return
         if what == "withdrawn":
-            trial.state, trial.reason = TrialState.PRUNED, str(entry["reason"])
+            trial.state = TrialState.FINISHED if entry["finished"] else TrialState.PRUNED
+            trial.reason = str(entry["reason"])
             return
         if what == "taken":
             self.interrupt(trial)
@@ -606,10 +607,10 @@ class StateFile(Records):
         entry = {"what": "retried", "trial": number, "at_s": round(time.time(), 3), "order": order, "who": who}
         self.append({**entry, **owner}, lasting=False)
 
-    def record_withdrawn(self, number: int, *, reason: str) -> None:
+    def record_withdrawn(self, number: int, *, reason: str, finished: bool) -> None:
         """Record that a trial that waits is not to be run any more."""
-        entry = {"what": "withdrawn", "trial": number, "at_s": round(time.time(), 3), "reason": reason}
-        self.append(entry, lasting=False)
+        ended = {"at_s": round(time.time(), 3), "reason": reason, "finished": finished}
+        self.append({"what": "withdrawn", "trial": number, **ended}, lasting=False)
 
     def record_ended(
         self,

@@ -239,10 +239,10 @@ class SweepTrials:
         self._wait(record)
         self.changed = True
 
-    def withdraw(self, record: TrialRecord, order: PoolOrder) -> None:
-        """End a trial that waits, as somebody ordered."""
+    def withdraw(self, record: TrialRecord, *, reason: str, finished: bool = False) -> None:
+        """End a trial that waits, as pruned or as finished with its last value."""
         trial = self.waiting.pop(self.pool_number(record))
-        self.state.record_withdrawn(record.number, reason=f"stopped by {order.who}")
+        self.state.record_withdrawn(record.number, reason=reason, finished=finished)
         self.unreported.append(record)
         self.just_ended.append(replace(trial, state=record.state))
         self.changed = True

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from helios.training.model import Device, PoolAction, PoolSnapshot, ShareTrial, TrialState
 from helios.training.pool import agent, launcher
-from helios.training.pool.coordinator import Coordinator, fixed_slots
-from helios.training.pool.search import open_search
-from helios.training.pool.state import StateFile
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.sweep_file import read_training_sweep
+from tests.unit.training.pool.test_coordinator import run
 
 SLICES = """
 import sys
@@ -49,16 +48,7 @@ def change_shares(pool: PoolSnapshot) -> list[PoolAction]:
 
 def main(folder: Path, how: str) -> None:
     """Run or resume the pool of ``sweep.toml`` in a folder."""
-    sweep, pool = read_training_sweep(folder / "sweep.toml"), folder / "sweep.pool"
-    device = share_by(how, folder, slots=4)
-    with StateFile(pool, sweep.fingerprint()) as state:
-        search = open_search(sweep, pool / "search")
-        try:
-            Coordinator(
-                sweep=sweep, search=search, state=state, devices=[device], decide=change_shares, folder=pool
-            ).run()
-        finally:
-            search.close()
+    run(read_training_sweep(folder / "sweep.toml"), devices=[share_by(how, folder, slots=4)], decide=change_shares)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def run(
     watched: Watched | None = None,
     forecast: Forecast | None = None,
     known_speeds: Sequence[SharedSpeed] = (),
+    container: Any = None,
     **more: Any,
 ) -> tuple[PoolEnd, dict[int, TrialRecord]]:
     folder = sweep.cwd / "pool"
@@ -104,6 +105,7 @@ def run(
                         folder=folder,
                         forecast=forecast,
                         known_speeds=known_speeds,
+                        container=container,
                     )
                 ],
                 devices=devices,

@@ -8,7 +8,7 @@ from typing import Any
 import helios_task
 import pytest
 
-from helios.training.model import Device, PoolAction, PoolSnapshot, StopTrial, TrialState
+from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StopTrial, TrialState
 from helios.training.pool.coordinator import Decide
 from helios.training.pool.search import JOURNAL, STUDY
 from helios.training.pool.slots import fixed_slots
@@ -235,6 +235,23 @@ def test_a_stop_may_end_a_trial_as_finished_with_its_value(tmp_path: Path, last:
     assert [(run.outcome, run.progress) for run in read_runs(tmp_path / "pool") if run.number == 0] == [
         ("stopped", 0.25)
     ]
+
+
+def test_a_paused_trial_may_be_stopped_as_finished_with_its_value(tmp_path: Path) -> None:
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        first = next((trial for trial in snapshot.trials if trial.number == 0), None)
+        if first is not None and first.state is TrialState.PAUSED:
+            return [StopTrial(number=0, reason="its target is reached", finished=True)]
+        if first is not None and first.state is TrialState.RUNNING and first.progress is not None:
+            return [PauseTrial(number=0, reason="a test")]
+        return fixed_slots(snapshot)
+
+    text = (
+        "x = float(sys.argv[1])\nreport(accuracy=x + 0.2, progress=0.25)\nx > 0.4 or wait() or report(answer='pause')"
+    )
+    trials, told = searched(tmp_path, text, decide=decide)
+    assert (trials[0].state, trials[0].value, trials[0].reason) == (TrialState.FINISHED, 0.5, "its target is reached")
+    assert told == ["COMPLETE"] * 2
 
 
 def test_a_trial_that_is_stopped_as_finished_at_nan_has_diverged(tmp_path: Path) -> None:

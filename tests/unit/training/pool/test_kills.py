@@ -10,6 +10,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,6 +25,8 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 TRIALS = 6
+LONGEST_PAUSE_S = 2.0
+"""Longest time between two kills."""
 PROGRAM = """
 import json, os, subprocess, sys, time
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -43,11 +48,18 @@ while step < steps:
 """
 
 
-def is_stopped(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
+def those(processes: Iterable[psutil.Process], claim: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """The processes of which it is so, without those that end meanwhile."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if claim(process):
+                found.append(process)
+    return found
+
+
+def is_child(parent: int, process: psutil.Process) -> bool:
+    return bool(process.ppid() == parent)
 
 
 def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
@@ -62,7 +74,7 @@ def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
 def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Counter[str]:
     """Kill what a pool consists of, so often and at random, and let it end.
 
-    Returns how often each part was killed, and how many of the killed were stopped at that moment.
+    Returns how often each part was killed, and at how many kills any trial was stopped.
     """
     chance, done = random.Random(seed), Counter[str]()
     (folder / "program.py").write_text(PROGRAM)
@@ -71,17 +83,20 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         f'[parameters]\nx = {[*range(TRIALS)]}\n[search]\nmetric = "loss"\ndirection = "minimize"\n'
     )
     pool = start(folder, how)
-    until((folder / "sweep.pool" / FILE).exists)
-    while done["kills"] < kills and pool.poll() is None:
-        time.sleep(chance.uniform(0.0, 1.0))
-        processes = [each for each in pool_processes(folder / "sweep.pool") if each.pid != pool.pid]
-        agents = [each for each in processes if each.ppid() == pool.pid]
-        trials = [each for each in processes if each not in agents]
-        part, targets = chance.choice([("trial", trials), ("agent", agents), ("coordinator", [pool]), ("both", agents)])
+    until((folder / "pool" / FILE).exists)
+    while done["kills"] < kills and pool.poll() != 0:
+        time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
+        if pool.poll():  # five agents of one run were killed, so that it gave up
+            pool = start(folder, how)
+        trials = those(pool_processes(folder / "pool"), lambda each: "HELIOS_TRIAL_FOLDER" in each.environ())
+        agents = those(psutil.process_iter(), partial(is_child, pool.pid))
+        parts = {"trial": trials, "agent": agents, "coordinator": [pool] if trials else [], "both": trials and agents}
+        part = chance.choice([*parts])
+        targets = parts[part]
         if not targets:
             continue
         target = chance.choice(targets)
-        done["stopped"] += part == "trial" and is_stopped(target)
+        done["stopped"] += len(those(trials, lambda each: each.status() == psutil.STATUS_STOPPED)) > 0
         try:
             os.kill(target.pid, signal.SIGKILL)
             if part == "both":
@@ -92,17 +107,18 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         if part in {"coordinator", "both"}:
             pool.wait()
             if part == "coordinator":  # the agent kills all, whether they are stopped or not
-                until(lambda: not pool_processes(folder / "sweep.pool"))
+                until(lambda: not pool_processes(folder / "pool"))
             pool = start(folder, how)
     until(lambda: pool.poll() is not None)
-    assert pool.returncode == 0
+    if pool.returncode:
+        assert start(folder, how).wait() == 0
     return done
 
 
 def check(folder: Path, *, steps: int) -> None:
     """No trial is lost, doubled or left stopped."""
-    assert pool_processes(folder / "sweep.pool") == []
-    entries = [json.loads(line) for line in (folder / "sweep.pool" / FILE).read_text().splitlines()]
+    assert pool_processes(folder / "pool") == []
+    entries = [json.loads(line) for line in (folder / "pool" / FILE).read_text().splitlines()]
     ended = Counter(entry["trial"] for entry in entries if entry.get("state") in {"finished", "failed", "diverged"})
     assert ended == Counter(range(TRIALS))
     values = {entry["trial"]: entry["value"] for entry in entries if entry.get("state") == "finished"}

@@ -26,7 +26,7 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.pool import agent, containers, launcher, warm
-from helios.training.pool.coordinator import fixed_slots
+from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import read_runs
 from tests.unit.training.pool.sharing import share_by
 from tests.unit.training.pool.test_coordinator import Watched, a_sweep, pool_processes, run
