@@ -313,7 +313,7 @@ def test_speed_and_length_count_only_while_a_trial_runs(tmp_path: Path, device: 
     # By the clock the first would be eight times as fast. Other load of the machine slows one more than the other.
     assert max(measured.values()) < 3 * min(measured.values())
     runs = {each.number: each for each in read_runs(tmp_path / "pool")}
-    assert runs[0].seconds > 2 * runs[1].seconds
+    assert runs[0].seconds > 1.3 * runs[1].seconds  # by the clock they are equal
     assert all(each.speeds[0].seconds == 0 for each in runs.values())
     assert all(trials[number].seconds > runs[number].seconds + 1.0 for number in (1, 2))
 
