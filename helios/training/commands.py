@@ -152,13 +152,7 @@ def run_(
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
-        found = run_pools(
-            sweeps,
-            **given,
-            time_limit_s=time_limit_s,
-            watcher=screen,
-            database=_database(),
-        )
+        found = run_pools(sweeps, **given, time_limit_s=time_limit_s, watcher=screen, database=_database())
     result = PoolResults(results=found)
     print_notes(result.notes)
     if report is not None:

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import (
-    ONE_DEVICE,
-    Forecast,
-    SharedSpeed,
-    Trial,
-    TrialForecast,
-    peak_hardly_exceeded,
-)
+from helios.training.model import ONE_DEVICE, Forecast, SharedSpeed, Trial, TrialForecast, peak_hardly_exceeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

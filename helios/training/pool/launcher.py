@@ -13,16 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from helios.errors import HeliosError
-from helios.training.model import (
-    NUMBERS,
-    Device,
-    ShareTrial,
-    StartTrial,
-    Trial,
-    TrialState,
-    node_name,
-    placement,
-)
+from helios.training.model import NUMBERS, Device, ShareTrial, StartTrial, Trial, TrialState, node_name, placement
 from helios.training.pool import agent
 from helios.training.pool.attempts import Attempt, Attempts, count_parts
 from helios.training.pool.clock import steady_s
@@ -302,14 +293,7 @@ class Launcher:
             process=None if process is None else process.number,
         )
         del trials.waiting[trial.number]
-        attempt = Attempt(
-            trial=started,
-            devices=devices,
-            limit_mib=limit,
-            folder=folder,
-            began_s=now,
-            process=process,
-        )
+        attempt = Attempt(trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, process=process)
         self._attempts.add(attempt)
         self._readings.restore(attempt)
         if process is None:

@@ -320,13 +320,7 @@ class OptunaSearch:
     """A search with a sampler or pruner of Optuna."""
 
     def __init__(
-        self,
-        sweep: TrainingSweep,
-        folder: Path,
-        lock: int,
-        made: Sequence[Mapping[str, Value]],
-        *,
-        others: int = 0,
+        self, sweep: TrainingSweep, folder: Path, lock: int, made: Sequence[Mapping[str, Value]], *, others: int = 0
     ) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock

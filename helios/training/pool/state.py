@@ -575,13 +575,7 @@ class StateFile(Records):
         self.sweep = sweep
 
     def record_started(
-        self,
-        number: int,
-        *,
-        devices: Sequence[str],
-        memory_limit_mib: float | None,
-        why: str = "",
-        log: str = "",
+        self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None, why: str = "", log: str = ""
     ) -> None:
         """Record that a trial is about to be started, and why.
 

@@ -368,8 +368,7 @@ def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
 
 
 def count_combinations(
-    parameters: Mapping[str, tuple[Value, ...] | ValueRange],
-    conditions: Mapping[str, Mapping[str, tuple[Value, ...]]],
+    parameters: Mapping[str, tuple[Value, ...] | ValueRange], conditions: Mapping[str, Mapping[str, tuple[Value, ...]]]
 ) -> int | None:
     """Return the number of combinations, None where a parameter is continuous."""
     spaces = {name: list_values(space) for name, space in parameters.items()}
