@@ -308,7 +308,7 @@ def test_speed_and_length_are_those_of_the_time_in_which_a_trial_ran(tmp_path: P
         )
         return stop_all(running) if len(measured) == 3 else shares({0: 0.8, 1: 0.1, 2: 0.1})
 
-    _, trials = run(a_sweep(tmp_path, STEPS, range(3), metric="loss"), devices=[device], decide=decide)
+    _, trials = run(a_sweep(tmp_path, STEPS, range(3), objectives={"loss": True}), devices=[device], decide=decide)
     assert learnt == []
     # By the clock the first would be eight times as fast. Other load of the machine slows one more than the other.
     assert max(measured.values()) < 3 * min(measured.values())
