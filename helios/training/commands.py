@@ -129,8 +129,9 @@ def run_(
     """
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
+    from helios.training.plan import plan_pools  # noqa: PLC0415 - no help needs it
     from helios.training.report import PoolResults  # noqa: PLC0415 - as above
-    from helios.training.run import plan_pools, run_pools  # noqa: PLC0415 - no help needs it
+    from helios.training.run import run_pools  # noqa: PLC0415 - as above
 
     given: dict[str, Any] = {
         "folder": folder,

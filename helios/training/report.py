@@ -151,54 +151,6 @@ class PoolResults:
         return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPlan:
-    """What a pool would run.
-
-    Attributes
-    ----------
-    ended : int
-        Trials that are not run again.
-    drawn : bool
-        Whether the commands are of trials as the search may draw them.
-    commands : sequence of str
-        Those of the first trials.
-    environment : sequence of str
-        Names of variables that trials get.
-    """
-
-    sweep: str
-    folder: str
-    total: int
-    ended: int
-    goes_on: bool
-    changes: str
-    drawn: bool
-    commands: Sequence[str]
-    cwd: str
-    environment: Sequence[str]
-    container: str | None
-    service: str
-    devices: Sequence[Device]
-
-    def lines(self) -> list[str]:
-        """Return the plan for a person."""
-        goes_on = f"goes on with {self.folder}, where {self.ended:,} have ended"
-        lines = [f"{count_in_words(self.total, 'trial')} of {self.sweep}: {goes_on if self.goes_on else 'new'}"]
-        if self.changes:
-            lines.append(f"Changed: {self.changes}")
-        lines.append(f"{'Such as' if self.drawn else 'First'}, in {self.cwd}:")
-        lines += [f"  {command}" for command in self.commands] or ["  none, since all have ended"]
-        for device in self.devices:
-            slots, memory = count_in_words(device.slots, "slot"), memory_in_words(device.memory_mib)
-            lines.append(f"On {device.name}: {device.model or device.kind}, {memory}, {slots}")
-        lines.append(f"Starts: {self.service}")
-        if self.container is not None:
-            lines.append(f"Container: {self.container}")
-        lines.append(f"Variables: {', '.join(self.environment)}")
-        return [*lines, f"Kept in {self.folder}: state.jsonl, search, and trials with log, reports and checkpoints"]
-
-
 def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
     """Return the numbers of trials that no other trial equals or beats in every metric.
 
