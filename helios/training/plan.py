@@ -15,11 +15,11 @@ from typing import Any
 
 from helios.errors import FileUnwritable, UsageError
 from helios.training.model import Device
-from helios.training.pool.agent import MPS_CONTROL
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Decide
 from helios.training.pool.devices import Node, device_environment, find_devices, find_nodes
 from helios.training.pool.growth import compare
+from helios.training.pool.mps import MPS_CONTROL
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, TrialRecord, trial_folder
 from helios.training.pool.sweep import TrainingSweep

@@ -640,7 +640,7 @@ class StateFile(Records):
         return {"by": self.pool} if self.shared else {}
 
     def _append_of_trial(self, number: int, what: str, **values: Any) -> None:
-        """Append a line about a trial, which the next :meth:`sync` makes last."""
+        """Append a line about a trial."""
         self.append({"what": what, "trial": number, "at_s": round(time.time(), 3), **values}, lasting=False)
 
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:

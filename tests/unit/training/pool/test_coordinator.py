@@ -30,9 +30,9 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
-from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.growth import describe, take_over
+from helios.training.pool.processes import POOL
 from helios.training.pool.search import open_search
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
