@@ -129,8 +129,9 @@ def run_(
     """
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
+    from helios.training.plan import plan_pools  # noqa: PLC0415 - no help needs it
     from helios.training.report import PoolResults  # noqa: PLC0415 - as above
-    from helios.training.run import plan_pools, run_pools  # noqa: PLC0415 - no help needs it
+    from helios.training.run import run_pools  # noqa: PLC0415 - as above
 
     given: dict[str, Any] = {
         "folder": folder,
@@ -152,13 +153,7 @@ def run_(
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
-        found = run_pools(
-            sweeps,
-            **given,
-            time_limit_s=time_limit_s,
-            watcher=screen,
-            database=_database(),
-        )
+        found = run_pools(sweeps, **given, time_limit_s=time_limit_s, watcher=screen, database=_database())
     result = PoolResults(results=found)
     print_notes(result.notes)
     if report is not None:

@@ -317,15 +317,13 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
     count = len(listed) if listed else count_combinations(parameters, conditions)
     objectives = _objectives(table.search)
-    metric = next(iter(objectives), "")
     return TrainingSweep(
         path=path,
         command=command,
         parameters=parameters,
         listed=listed,
         search=_search(table, count, parameters, objectives),
-        metric=metric,
-        maximize=objectives.pop(metric, True),
+        objectives=objectives,
         attempts=table.attempts,
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
@@ -336,7 +334,6 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         events=_events(table.events),
         container=_container(table.container, folder),
         fused=fused,
-        more_metrics=objectives,
         service=_service(table.service),
         conditions=conditions,
         defaults=defaults,
