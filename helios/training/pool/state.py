@@ -39,6 +39,7 @@ MEMBERS = "members"
 """Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
 LIVE_BYTES = 4_096
 """Size of such a file, so that writing to it needs no room on a full disk."""
+_FOLDER = "Name the folder of a pool, as sweep.pool, or its sweep file."
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
 
@@ -146,10 +147,11 @@ def read_runs(folder: Path) -> list[TrialRun]:
     path, runs = folder / FILE, []
     attempts: Counter[int] = Counter()
     parameters: dict[int, Mapping[str, Any]] = {}
+    place = 0
     try:
         with path.open("rb") as lines:
             pool = ""
-            for line in lines:
+            for place, line in enumerate(lines, start=1):  # noqa: B007 - said where it cannot be read
                 if not line.endswith(b"\n"):  # it is being written
                     break
                 entry = json.loads(line)
@@ -165,10 +167,10 @@ def read_runs(folder: Path) -> list[TrialRun]:
                     attempts[number] += 1
                 elif "run" in entry:
                     runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
-        raise FileUnreadable(
-            f"{path} is not of a pool: {reason}", hint="Name the folder of a pool, as sweep.pool beside sweep.toml."
-        ) from reason
+    except OSError as reason:
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=_FOLDER) from reason
+    except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise _line_unreadable(path, place) from reason
     return runs
 
 
@@ -248,13 +250,11 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
         The folder is not of a pool, of another version, or of somebody else.
     """
     path, records, history = folder / FILE, Records(), list[Mapping[str, Any]]()
-    hint = "Name the folder of a pool, as sweep.pool, or its sweep file."
     try:
         with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
             lines = LinesFile(file.handle).read()
     except OSError as reason:
-        if isinstance(reason, PermissionError):
-            hint = "Only the account that runs a pool may read it."
+        hint = "Only the account that runs a pool may read it." if isinstance(reason, PermissionError) else _FOLDER
         raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
     for place, line in enumerate(lines, start=1):
         try:
@@ -266,8 +266,15 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
             if history_of is not None and entry.get("trial") == history_of:
                 history.append(entry)
         except (ValueError, KeyError, TypeError, AttributeError) as reason:
-            raise FileUnreadable(f"{path}, line {place}, is not of a pool.", hint=hint) from reason
+            raise _line_unreadable(path, place) from reason
     return records, history
+
+
+def _line_unreadable(path: Path, place: int) -> FileUnreadable:
+    if place == 1:
+        return FileUnreadable(f"{path}, line 1, is not of a pool.", hint=_FOLDER)
+    hint = "Bring the file back from a copy, or run the sweep anew in another place: --folder FOLDER"
+    return FileUnreadable(f"{path}, line {place}, is damaged.", hint=hint)
 
 
 def is_locked(path: Path) -> bool:
@@ -472,9 +479,7 @@ class StateFile(Records):
                 else:
                     self.apply_entry(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
-                raise FileUnreadable(
-                    f"{self.path}, line {place}, is not of a pool.", hint="Choose another place: --folder FOLDER"
-                ) from reason
+                raise _line_unreadable(self.path, place) from reason
         if header is None:
             header = {"version": VERSION, "pool": uuid4().hex}
             self.append({**header, "sweep": self.sweep})
