@@ -59,7 +59,7 @@ def those(processes: Iterable[psutil.Process], claim: Callable[[psutil.Process],
 
 
 def is_child(parent: int, process: psutil.Process) -> bool:
-    return bool(process.ppid() == parent)
+    return bool(process.ppid() == parent and process.status() != psutil.STATUS_ZOMBIE)
 
 
 def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
@@ -90,7 +90,9 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
             pool = start(folder, how)
         trials = those(pool_processes(folder / "pool"), lambda each: "HELIOS_TRIAL_FOLDER" in each.environ())
         agents = those(psutil.process_iter(), partial(is_child, pool.pid))
-        parts = {"trial": trials, "agent": agents, "coordinator": [pool] if trials else [], "both": trials and agents}
+        # A coordinator without an agent has nobody beside it who ends what an agent that was killed has left.
+        both = trials and agents
+        parts = {"trial": trials, "agent": agents, "coordinator": [pool] if both else [], "both": both}
         part = chance.choice([*parts])
         targets = parts[part]
         if not targets:
