@@ -108,7 +108,7 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         done.update(["kills", part])
         if part in {"coordinator", "both"}:
             pool.wait()
-            if part == "coordinator":  # the agent kills all, whether they are stopped or not
+            if part == "coordinator" and agents:  # which kill all, whether they are stopped or not
                 until(lambda: not pool_processes(folder / "pool"))
             pool = start(folder, how)
     until(lambda: pool.poll() is not None)
