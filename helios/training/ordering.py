@@ -70,7 +70,7 @@ def order_pool(folder: Path, what: str, numbers: Sequence[int], *, progress: Pro
     FileUnwritable
         The order cannot be written.
     """
-    status = read_status(folder)
+    status, numbers = read_status(folder), [*dict.fromkeys(numbers)]
     trials = _check(status, what, numbers)
     give_order(folder, what, numbers, who=own_name())
     place, running, done = size_of_orders(folder), bool(status.live), False

@@ -193,12 +193,13 @@ def plan_pools(paths: Sequence[Path], **given: Any) -> list[PoolPlan]:
 
 def _plan(sweep: TrainingSweep, folder: Path, ready: PreparedPools, *, shared: bool) -> PoolPlan:
     container = find_container(sweep, folder, gpus=ready.devices[0].kind == "gpu")
-    changes, known = "", dict[int, TrialRecord]()
+    changes, known, goes_on = "", dict[int, TrialRecord](), False
     if (folder / FILE).exists():
         status = read_status(folder)
         if status.live and not shared:
             raise UsageError(f"Another pool is running in {folder}.", hint="Wait for it, or see it: helios pool status")
-        changes, known = compare(sweep, status.records, folder)[0], status.records.trials
+        if status.records.sweep:  # else a run was killed before it wrote anything
+            changes, known, goes_on = compare(sweep, status.records, folder)[0], status.records.trials, True
     elif not os.access(next(each for each in folder.parents if each.exists()), os.W_OK):
         raise FileUnwritable(f"{folder} cannot be made.", hint="Choose another place: --folder FOLDER")
     ended = {number for number, trial in known.items() if trial.ended}
@@ -213,7 +214,7 @@ def _plan(sweep: TrainingSweep, folder: Path, ready: PreparedPools, *, shared: b
         folder=str(folder),
         total=max(sweep.trials, len(known)),
         ended=len(ended),
-        goes_on=(folder / FILE).exists(),
+        goes_on=goes_on,
         changes=changes,
         drawn=not exact and any(number not in known for number in shown),
         commands=[

@@ -320,10 +320,18 @@ def pool_sentences(result: PoolResult) -> list[str]:
     sentences = [
         f"{count_in_words(result.total, 'trial')} of {result.name} in {rounded_duration(result.seconds)}: {counts}."
     ]
-    finished = (trial for trial in result.trials if trial["state"] == TrialState.FINISHED)
+    finished = [trial for trial in result.trials if trial["state"] == TrialState.FINISHED]
     sentences += best_in_words(
         {trial["number"]: (trial["metrics"], trial["parameters"]) for trial in finished}, result.objectives
     )
+    for name in result.objectives:
+        without = [trial for trial in finished if name not in trial["metrics"]]
+        if without:
+            reported = ", ".join(sorted({other for trial in without for other in trial["metrics"]})[:MOST_SHOWN])
+            sentences.append(
+                f"{count_in_words(len(without), 'trial')} finished without reporting {name!r},"
+                f" such as {without[0]['number']}. Reported: {reported or 'nothing'}."
+            )
     diverged = [trial for trial in result.trials if trial["state"] == TrialState.DIVERGED]
     if diverged:
         first = diverged[0]

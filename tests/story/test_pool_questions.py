@@ -305,6 +305,20 @@ def test_asking_never_keeps_a_pool_from_starting(helios: Helios, sweep: Path, st
     assert [*(folder / MEMBERS).iterdir()] == []
 
 
+def test_load_and_status_say_the_same_of_a_damaged_line(
+    helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
+) -> None:
+    waiting.kill()
+    waiting.wait()
+    state = sweep.with_suffix(".pool") / FILE
+    header, second, *others = state.read_bytes().splitlines(keepends=True)
+    state.write_bytes(b"".join((header, second[:-20] + b"\n", *others)))
+    for command in (("status", state.parent), ("run", sweep), ("load", state.parent)):
+        said = " ".join(helios("pool", *command, code=1).err.split())
+        assert "line 2, is damaged" in said
+        assert "Bring the file back from a copy" in said
+
+
 def test_a_line_half_written_is_not_read(helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]) -> None:
     waiting.kill()
     waiting.wait()
@@ -318,7 +332,7 @@ def test_a_line_half_written_is_not_read(helios: Helios, sweep: Path, waiting: s
     [
         ('{"version": 1, "pool": "a", "sweep": "b"}\n', "another version of Helios"),
         ("garbage\n", "line 1, is not of a pool"),
-        (f'{{"version": {VERSION}, "pool": "a", "sweep": {{}}}}\n[]\n', "line 2, is not of a pool"),
+        (f'{{"version": {VERSION}, "pool": "a", "sweep": {{}}}}\n[]\n', "line 2, is damaged"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_said(helios: Helios, tmp_path: Path, content: str, words: str) -> None:
@@ -424,6 +438,17 @@ def test_a_dry_run_of_a_known_pool_has_its_next_trials(
     assert plan["commands"][0].endswith("train.py 3 17")
     sweep.write_text(sweep.read_text().replace("train.py {x}", "train.py {x} {x}"))
     assert "another sweep" in helios("pool", "run", sweep, "--dry-run", code=2).err
+
+
+def test_a_dry_run_of_a_pool_killed_at_its_first_moment_is_new(helios: Helios, sweep: Path) -> None:
+    folder = sweep.with_suffix(".pool")
+    folder.mkdir()
+    (folder / FILE).touch()
+    assert f"7 trials of {sweep}: new" in helios("pool", "run", sweep, "--dry-run").out
+
+
+def test_a_trial_named_twice_is_run_again_once(helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]) -> None:
+    assert json.loads(helios("pool", "retry", 1, 1, "--json").out)["trials"] == [1]
 
 
 def test_a_run_keeps_its_commit_and_says_once_where_it_has_changed(helios: Helios, sweep: Path) -> None:

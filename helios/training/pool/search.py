@@ -174,15 +174,22 @@ class ListSearch:
         self._combinations = _Combinations(sweep, made)
         self._record = LinesFile(open_private(folder / "told.jsonl"))
         self._ended: set[int] = set()
+        try:
+            self._catch_up()
+        except FileUnreadable:
+            os.close(self._record.handle)
+            raise
+        self._next = 0
+
+    def _catch_up(self) -> None:
+        """Read what this process, or another that shares the folder, was told before."""
         for line in self._record.read():
             try:
                 self._ended.add(json.loads(line)["number"])
             except (ValueError, TypeError, KeyError) as reason:
-                os.close(self._record.handle)
                 raise FileUnreadable(
-                    f"{folder / 'told.jsonl'} is damaged.", hint="Choose another folder, or remove this one."
+                    f"{self._folder / 'told.jsonl'} is damaged.", hint="Choose another folder, or remove this one."
                 ) from reason
-        self._next = 0
 
     def ask(self) -> NextTrial | None:
         """Return the next trial, or None when all were asked for."""
@@ -195,9 +202,10 @@ class ListSearch:
 
     def tell(self, number: int, state: TrialState, *values: float | None, again: int = 0) -> None:
         """Record how a trial ended."""
+        del values, again  # which the pool's own record has
+        self._catch_up()
         if number in self._ended:
             return
-        del values, again  # which the pool's own record has
         line = json.dumps({"number": number, "state": state.value}) + "\n"
         with _disk_errors(self._folder):
             self._record.append(line.encode(), lasting=False)

@@ -39,6 +39,7 @@ MEMBERS = "members"
 """Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
 LIVE_BYTES = 4_096
 """Size of such a file, so that writing to it needs no room on a full disk."""
+_FOLDER = "Name the folder of a pool, as sweep.pool, or its sweep file."
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
 
@@ -146,10 +147,11 @@ def read_runs(folder: Path) -> list[TrialRun]:
     path, runs = folder / FILE, []
     attempts: Counter[int] = Counter()
     parameters: dict[int, Mapping[str, Any]] = {}
+    place = 0
     try:
         with path.open("rb") as lines:
             pool = ""
-            for line in lines:
+            for place, line in enumerate(lines, start=1):  # noqa: B007 - said where it cannot be read
                 if not line.endswith(b"\n"):  # it is being written
                     break
                 entry = json.loads(line)
@@ -165,10 +167,10 @@ def read_runs(folder: Path) -> list[TrialRun]:
                     attempts[number] += 1
                 elif "run" in entry:
                     runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
-        raise FileUnreadable(
-            f"{path} is not of a pool: {reason}", hint="Name the folder of a pool, as sweep.pool beside sweep.toml."
-        ) from reason
+    except OSError as reason:
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=_FOLDER) from reason
+    except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise _line_unreadable(path, place) from reason
     return runs
 
 
@@ -248,16 +250,21 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
         The folder is not of a pool, of another version, or of somebody else.
     """
     path, records = folder / FILE, Records()
-    hint = "Name the folder of a pool, as sweep.pool, or its sweep file."
     try:
         with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
             lines = LinesFile(file.handle).read()
     except OSError as reason:
-        if isinstance(reason, PermissionError):
-            hint = "Only the account that runs a pool may read it."
+        hint = "Only the account that runs a pool may read it." if isinstance(reason, PermissionError) else _FOLDER
         raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
-    entries = records.apply_lines(lines, path, hint=hint)
+    entries = records.apply_lines(lines, path)
     return records, [entry for entry in entries if history_of is not None and entry.get("trial") == history_of]
+
+
+def _line_unreadable(path: Path, place: int) -> FileUnreadable:
+    if place == 1:
+        return FileUnreadable(f"{path}, line 1, is not of a pool.", hint=_FOLDER)
+    hint = "Bring the file back from a copy, or run the sweep anew in another place: --folder FOLDER"
+    return FileUnreadable(f"{path}, line {place}, is damaged.", hint=hint)
 
 
 def is_locked(path: Path) -> bool:
@@ -318,20 +325,20 @@ class Records:
             )
         self.first, self.sweep = str(header["pool"]), header["sweep"]
 
-    def apply_lines(self, lines: Sequence[bytes], path: Path, *, hint: str) -> Iterator[dict[str, Any]]:
+    def apply_lines(self, lines: Sequence[bytes], path: Path) -> Iterator[dict[str, Any]]:
         """Apply the lines of a file from its first, and yield them.
 
         Raises
         ------
         FileUnreadable
-            It is not of a pool, with this hint, or of another version of Helios.
+            It is not of a pool, damaged, or of another version of Helios.
         """
         for place, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
                 (self.begin if place == 1 else self.apply_entry)(entry)
             except (ValueError, KeyError, TypeError, AttributeError) as reason:
-                raise FileUnreadable(f"{path}, line {place}, is not of a pool.", hint=hint) from reason
+                raise _line_unreadable(path, place) from reason
             yield entry
 
     def interrupt(self, trial: TrialRecord) -> None:
@@ -468,14 +475,13 @@ class StateFile(Records):
             raise
 
     def _read(self, folder: Path) -> None:
-        hint = "Choose another place: --folder FOLDER"
-        for _ in self.apply_lines(self._file.read(), self.path, hint=hint):
+        for _ in self.apply_lines(self._file.read(), self.path):
             pass
         if not self.first:
             self.first = uuid4().hex
             self.append({"version": VERSION, "pool": self.first, "sweep": self.sweep})
             if self.problem:
-                raise FileUnwritable(f"{self.path}: {self.problem}", hint=hint)
+                raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
         self.pool = self.run if self.shared else self.first
         if self.shared:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.services.registry import POOL_GROUP, checked_options, find, list_options
 from helios.training.model import ServiceChoice, name_directions
+from helios.training.pool.reports import OWN_KEYS
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
 from helios.training.pool.sweep import (
     FUSED_TASK,
@@ -347,6 +348,13 @@ def _objectives(search: _SearchTable | None) -> dict[str, bool]:
     metrics = [search.metric] if isinstance(search.metric, str) else search.metric
     if not all(metrics) or len({*metrics}) < len(metrics):
         raise _Refused("a metric has no name or is there twice", "search", "metric", hint="Name each metric once.")
+    if own := [name for name in metrics if name in OWN_KEYS]:
+        raise _Refused(
+            f"{own[0]!r} is never a metric, since a report says something else with it",
+            "search",
+            "metric",
+            hint="Report the metric by another name.",
+        )
     directions = search.direction
     if isinstance(directions, str) or (directions is None and len(metrics) == 1):
         directions = [directions or "maximize"]

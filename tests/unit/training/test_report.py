@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.training.report import find_best
+from helios.training.report import PoolResult, find_best, pool_sentences
 from tests.examples import examples
 
 VALUES = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4))
@@ -34,3 +34,23 @@ def test_the_front_is_that_of_optuna(values: list[tuple[int, int, int]], more: l
         dict(zip("abc", more, strict=True)),
     )
     assert sorted(found) == sorted(trial.number for trial in study.best_trials)
+
+
+def test_trials_that_reported_other_metrics_are_counted_with_their_names() -> None:
+    trials = [
+        {"number": number, "state": "finished", "metrics": metrics, "parameters": {}, "seconds": 1.0}
+        for number, metrics in enumerate([{"accuracy": 0.5}, {"acc": 0.5}, {}, {"acc": 0.4, "loss": 1.0}])
+    ]
+    result = PoolResult(
+        name="sweep.toml",
+        folder="sweep.pool",
+        metric="accuracy",
+        maximize=True,
+        devices=(),
+        trials=trials,
+        total=4,
+        seconds=3.0,
+    )
+    assert pool_sentences(result)[-1] == (
+        "3 trials finished without reporting 'accuracy', such as 1. Reported: acc, loss."
+    )

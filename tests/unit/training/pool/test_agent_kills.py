@@ -90,7 +90,9 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
             pool = start(folder, how)
         trials = those(pool_processes(folder / "pool"), lambda each: "HELIOS_TRIAL_FOLDER" in each.environ())
         agents = those(psutil.process_iter(), partial(is_child, pool.pid))
-        parts = {"trial": trials, "agent": agents, "coordinator": [pool] if trials else [], "both": trials and agents}
+        # A coordinator without an agent has nobody beside it who ends what an agent that was killed has left.
+        both = trials and agents
+        parts = {"trial": trials, "agent": agents, "coordinator": [pool] if both else [], "both": both}
         part = chance.choice([*parts])
         targets = parts[part]
         if not targets:

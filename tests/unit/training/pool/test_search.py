@@ -56,6 +56,19 @@ search.close()
 """
 
 
+def test_processes_that_share_a_grid_keep_what_each_was_told(sweep: Reader, tmp_path: Path) -> None:
+    searches = [open_search(sweep(GRID), tmp_path / "search", others=others) for others in range(2)]
+    searches[0].tell(0, TrialState.FAILED)
+    searches[1].tell(1, TrialState.FINISHED, 0.5)
+    searches[0].tell(2, TrialState.DIVERGED)
+    searches[1].tell(3, TrialState.FINISHED, 0.5)
+    for search in searches:
+        search.close()
+    again = open_search(sweep(GRID), tmp_path / "search")
+    assert min(trial.number for trial in ask_all(again)) == 4
+    again.close()
+
+
 @pytest.mark.parametrize("text", [GRID, SEARCH, GRID + '[search]\nmetric = "a"\npruner = "median"\n'])
 def test_search_goes_on_after_a_restart(sweep: Reader, tmp_path: Path, text: str) -> None:
     read = sweep(text)

@@ -93,6 +93,7 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         (GRID + '[search]\nmetric = ["a", "b"]\n', 6, "2 metrics need a direction each"),
         (GRID + '[search]\nmetric = ["a", "b"]\ndirection = "minimize"\n', 7, "2 metrics need a direction each"),
         (GRID + '[search]\nmetric = ["a", "a"]\ndirection = ["minimize", "minimize"]\n', 6, "twice"),
+        (GRID + '[search]\nmetric = "step"\n', 6, "'step' is never a metric"),
         (GRID + SEVERAL + 'pruner = "median"\n', 8, "not supported for multi-objective"),
         (GRID + SEVERAL + 'trials = 3\nsampler = "CmaEs"\n', 9, "Optuna refuses the sampler"),
         (GRID + '[search]\nmetric = "a"\ntrials = 7\n', 7, "7 trials of 6 combinations"),
