@@ -263,7 +263,7 @@ def plan_pools(
     mps: bool = False,
     shared: bool = False,
 ) -> list[PoolPlan]:
-    """Return what :func:`run_pools` would run, after the same checks.
+    """Return what a pool would run, after the checks of a run.
 
     Nothing is written. A container is started once, to look into it.
     """

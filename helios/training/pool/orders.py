@@ -115,6 +115,8 @@ class Orders:
                 self._stops |= dict.fromkeys(order.numbers, order)
             elif order.place > self._trials.state.orders_before:
                 stopped_by = order.who
+        if self._retries:
+            self._trials.report_to_search()
         while self._retries and not self._trials.state.problem and not self._trials.unreported:
             self._retry(self._retries.pop(0))
         for number, order in list(self._stops.items()):

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -337,7 +337,7 @@ class OptunaSearch:
             with silence_warnings():
                 self._study = self._open_study(self._journal)
                 before = self._study.get_trials(deepcopy=False)
-                if not all(self._is_of_space(trial, made) for trial in before):
+                if not all(self._is_of_space(number, trial, made) for number, trial in _number_trials(before)):
                     self._copy_to_space(before, made)
                     self._study = self._open_study(self._journal)
                 self._study.sampler = (
@@ -369,9 +369,9 @@ class OptunaSearch:
             study.set_metric_names([*self._sweep.objectives])
         return study
 
-    def _is_of_space(self, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
+    def _is_of_space(self, number: int, trial: Any, made: Sequence[Mapping[str, Value]]) -> bool:
         """Return whether a trial is as recorded, in the spaces of the sweep."""
-        recorded = made[trial.number] if trial.number < len(made) else trial.params
+        recorded = made[number] if number < len(made) else trial.params
         return trial.params == recorded and all(
             trial.distributions[name] == self._spaces.get(name) for name in trial.params
         )
@@ -385,9 +385,11 @@ class OptunaSearch:
         batch = _Batch(self._journal)
         self._optuna.delete_study(study_name=STUDY, storage=self._optuna.storages.JournalStorage(batch))
         study = self._open_study(batch)
-        for trial in trials[: len(made)]:
+        for number, trial in _number_trials(trials):
+            if number >= len(made):
+                continue
             copied = copy(trial)
-            copied.params = dict(made[trial.number])
+            copied.params = dict(made[number])
             copied.distributions = {name: self._spaces[name] for name in copied.params}
             # What CMA-ES keeps in trials is of the spaces as they were.
             copied.system_attrs = {name: value for name, value in trial.system_attrs.items() if "cma:" not in name}
@@ -532,6 +534,14 @@ class OptunaSearch:
         """Let another process open the folder."""
         self._journal.close()
         os.close(self._lock)
+
+
+def _number_trials(trials: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Yield the trials of a study with their numbers in the pool."""
+    numbers = count()
+    for trial in trials:
+        copied = trial.user_attrs.get(COPY)
+        yield next(numbers) if copied is None else copied["number"], trial
 
 
 def _spaces(sweep: TrainingSweep) -> dict[str, tuple[Value, ...] | ValueRange]:

@@ -548,9 +548,7 @@ class StateFile(Records):
 
     def others_run(self) -> bool:
         """Return whether other pools have the folder open."""
-        own = {self.pool}
-        names = {path.name for path in self._members.iterdir()} - own if self.shared else set()
-        return any(self.has_owner(TrialRecord(number=-1, parameters={}, owner=name)) for name in names)
+        return any(path.name != self.run and is_locked(path) for path in self._members.iterdir())
 
     def adopt(self) -> list[TrialRecord]:
         """Take over the unfinished trials of dead pools."""

@@ -263,6 +263,24 @@ def test_a_choice_that_optuna_cannot_add_is_copied_with_states(tmp_path: Path, p
     assert trials[1].intermediate_values == {1: 0.5}
 
 
+def test_a_trial_that_was_run_again_is_copied_with_its_number(tmp_path: Path, pool: Pool) -> None:
+    sweep = read_training_sweep(pool.write(SEARCH))
+    search = open_search(sweep, tmp_path / "search")
+    made = [trial.parameters for trial in (search.ask(), search.ask()) if trial is not None]
+    search.tell(0, TrialState.FAILED, None)
+    search.tell(0, TrialState.FINISHED, 0.5, again=1)
+    made += [trial.parameters for trial in iter(search.ask, None)]
+    search.tell(2, TrialState.FINISHED, 0.75)
+    search.close()
+    open_search(sweep, tmp_path / "search", made).close()
+    before = [(trial.params, trial.state, trial.value) for trial in studied(tmp_path / "search")]
+    assert [params for params, _, _ in before] == [made[number] for number in (0, 1, 0, 2, 3)]
+    grown = read_training_sweep(pool.write(SEARCH.replace('"sgd"]', '"sgd", "rms"]')))
+    search = open_search(grown, tmp_path / "search", made)
+    assert [(trial.params, trial.state, trial.value) for trial in studied(tmp_path / "search")] == before
+    assert [trial.number for trial in iter(search.ask, None)] == [1, 3]
+
+
 def test_a_study_that_was_copied_in_part_is_copied_again(tmp_path: Path, pool: Pool) -> None:
     sweep = read_training_sweep(pool.write(SEARCH))
     search = open_search(sweep, tmp_path / "search")

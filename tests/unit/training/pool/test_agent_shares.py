@@ -195,7 +195,7 @@ def test_all_that_a_trial_started_is_held_back_and_ended(tmp_path: Path, device:
 
 
 @pytest.mark.parametrize("device", ["slices", "gpu"], indirect=True)
-def test_a_trial_that_is_held_back_goes_on_when_it_is_asked_to_pause(tmp_path: Path, device: Device) -> None:
+def test_a_held_trial_goes_on_when_asked_to_pause(tmp_path: Path, device: Device) -> None:
     watched = Watched()
     service = HeldBack(tmp_path / "pool", lambda own: [PauseTrial(number=1, reason="a test")])
     answer = """
@@ -294,7 +294,7 @@ while not os.path.exists(os.environ["HELIOS_REQUESTS"]):
 
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("device", ["weights", "slices"], indirect=True)
-def test_speed_and_length_are_those_of_the_time_in_which_a_trial_ran(tmp_path: Path, device: Device) -> None:
+def test_speed_and_length_count_only_while_a_trial_runs(tmp_path: Path, device: Device) -> None:
     measured: dict[int, float] = {}
     learnt: list[SharedSpeed] = []
 
