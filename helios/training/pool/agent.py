@@ -26,12 +26,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from helios.training.pool.slices import GPU_SLICE_S, SLICE_S, TimeSlices
-from helios.training.pool.warm import find_tree, hold, read_state, release
+if TYPE_CHECKING or __name__ != "__main__":
+    from helios.training.pool.slices import GPU_SLICE_S, SLICE_S, TimeSlices
+    from helios.training.pool.warm import find_tree, hold, read_state, release
+else:  # as a program it finds them beside it, since importing Helios itself takes half as much memory again
+    sys.path.append(str(Path(__file__).parent))
+    from slices import GPU_SLICE_S, SLICE_S, TimeSlices
+    from warm import find_tree, hold, read_state, release
 
 POOL = "HELIOS_POOL"
 """Environment variable that identifies the processes of a pool."""
