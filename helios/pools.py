@@ -88,6 +88,9 @@ def run(sweep: str | Path | Mapping[str, Any], **options: Any) -> Pool:
         read = partial(check_training_sweep, content=sweep)
     else:
         path = Path(sweep)
+    folder = path.with_suffix(".pool")
+    if options.get("folder") is not None:
+        folder = options["folder"] = Path(options["folder"])
     watcher, failures = _Interruptions(), list[BaseException]()
 
     def work() -> None:
@@ -108,8 +111,7 @@ def run(sweep: str | Path | Mapping[str, Any], **options: Any) -> Pool:
         raise failures[0]
     if watcher.count:
         raise KeyboardInterrupt
-    folder = options.get("folder")
-    return load(path.with_suffix(".pool") if folder is None else folder)
+    return load(folder)
 
 
 def load(pool: str | Path | None = None) -> Pool:

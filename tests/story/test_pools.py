@@ -55,6 +55,11 @@ def test_rows_and_frame_have_each_trial(folder: Path) -> None:
     assert pool.best["parameters"] == {"lr": 0.1}
 
 
+def test_a_folder_may_be_a_text(folder: Path) -> None:
+    assert pools.run(a_sweep(0.1), folder="other.pool", kind="cpu").folder == folder / "other.pool"
+    assert len(pools.load("other.pool").rows) == 1
+
+
 def test_a_pool_runs_outside_the_main_thread(folder: Path) -> None:
     found: list[pools.Pool] = []
     thread = threading.Thread(target=lambda: found.append(pools.run(a_sweep(0.1), kind="cpu")))

@@ -332,7 +332,7 @@ def leave_out(command: Sequence[str], absent: Set[str]) -> list[str]:
         names = {*find_placeholders(word)} & absent
         if not names:
             words.append(word)
-        elif word == f"{{{min(names)}}}":
+        elif word == f"{{{min(names)}}}" and words[-1].startswith("-"):
             del words[-1]
     return words
 

@@ -182,6 +182,15 @@ def test_an_added_parameter_has_its_default_in_earlier_trials(pool: Pool) -> Non
     assert [trial.params for trial in trials] == [trial["parameters"] for trial in after.trials]
 
 
+def test_an_argument_may_be_added_after_another(pool: Pool) -> None:
+    positional = GRID.replace("--lr {lr} --width {width}", "{lr} {width}")
+    assert positional != GRID
+    pool.run(positional)
+    grown = positional.replace("{width}", "{width} {depth}", 1)
+    after = pool.run(grown.replace("[parameters]", "[parameters]\ndepth = { values = [1, 2], default = 1 }"))
+    assert after.total == 8
+
+
 def test_an_unfinished_trial_is_started_with_the_default(pool: Pool) -> None:
     sweep = read_training_sweep(pool.write(GRID))
     with StateFile(pool.folder / "sweep.pool", describe(sweep)) as state:
