@@ -268,6 +268,10 @@ LEFT_OUT = {
     "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
+    **dict.fromkeys(
+        ("pool best", "pool retry", "pool show", "pool status", "pool stop"),
+        "they tell of a folder with times and processes; tests/story/test_pool_questions.py reads their answers",
+    ),
     "pool load": "it reads what a pool wrote; tests/story/test_pool.py reads it back",
     "pool run": "its times and memory differ each time; tests/story/test_pool.py reads its answer",
     "pool submit": "its script names folders of the machine; tests/story/test_pool.py runs it",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 4_150,
+    "top, model, metrics": 4_250,
     "ingest": 4_450,
     "warehouse": 2_450,
     "predict": 4_350,
@@ -27,14 +27,15 @@ BUDGET = {
     "daemon": 950,
     "cli": 2_900,
     "testing": 1_400,
-    "web": 850,
-    "training": 12_500,
+    "web": 870,
+    "training": 14_000,
     "study": 5_500,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
-for what."""
+for what. Of training's, 3,500 are pools that can be asked, spaces that grow, curves, shares, placements, data loaders
+and several sweeps in one pool."""
 GROWTH = 0.05
-GOALS = {"core": 46_500, "training": 12_500, "study": 5_500}
+GOALS = {"core": 46_500, "training": 13_000, "study": 5_500}
 """Code lines that the core and each wing are to come down to."""
 NO_CODE = {
     tokenize.COMMENT,

@@ -382,7 +382,7 @@ def whatif_(
 
     The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the service with the options that helios pool run
     would use, and an oracle that knows all speeds. It runs nothing. What trials need is known from earlier pools, else
-    from the sweep file and the options. See docs/pools.md.
+    from the sweep file and the options. See docs/packing.md.
     """
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above

@@ -24,7 +24,7 @@ WORDS_IN_ALL = 40_000
 WORDS_OF = {
     "docs/research/*.md": 4_000,
     "docs/whatif.md": 3_200,
-    "docs/pools.md": 2_800,
+    "docs/pools.md": 2_500,
     "docs/formats.md": 2_500,
     "docs/operate.md": 2_500,
     "docs/safety.md": 2_200,

@@ -413,7 +413,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(helios: Helios, sweep:
     assert f"First, in {sweep.parent}" in helios("pool", "run", sweep, "--dry-run").out
 
 
-def test_a_dry_run_of_a_pool_that_goes_on_has_its_next_trials(
+def test_a_dry_run_of_a_known_pool_has_its_next_trials(
     helios: Helios, sweep: Path, waiting: subprocess.Popen[bytes]
 ) -> None:
     assert "Another pool is running" in helios("pool", "run", sweep, "--dry-run", code=2).err

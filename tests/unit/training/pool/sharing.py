@@ -21,13 +21,13 @@ device_shares.cpu_groups = lambda prefix: None
 agent.main(*sys.argv[1:])
 """
 """An agent whose account may not make control groups for the CPU."""
+AGENT = agent.__file__
 
 
 def share_by(how: str, folder: Path, *, slots: int) -> Device:
     """Have agents that start from now on carry shares out in this way, and return a device for it."""
-    if how != "weights":
-        (folder / "agent.py").write_text(SLICES)
-        agent.__file__ = str(folder / "agent.py")
+    (folder / "agent.py").write_text(SLICES)
+    agent.__file__ = AGENT if how == "weights" else str(folder / "agent.py")
     if how != "gpu":
         return Device(name="cpu:0", kind="cpu", memory_mib=1_000.0 * slots, slots=slots)
     # No driver knows this one, so that its memory is 0; all else is as on a GPU.

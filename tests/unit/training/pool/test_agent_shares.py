@@ -197,7 +197,7 @@ def test_all_that_a_trial_started_is_held_back_and_ended(tmp_path: Path, device:
 
 
 @pytest.mark.parametrize("device", ["slices", "gpu"], indirect=True)
-def test_a_trial_that_is_held_back_goes_on_when_it_is_asked_to_pause(tmp_path: Path, device: Device) -> None:
+def test_a_held_trial_goes_on_when_asked_to_pause(tmp_path: Path, device: Device) -> None:
     watched = Watched()
     service = HeldBack(tmp_path / "pool", lambda own: [PauseTrial(number=1, reason="a test")])
     answer = """
@@ -296,7 +296,7 @@ while not os.path.exists(os.environ["HELIOS_REQUESTS"]):
 
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("device", ["weights", "slices"], indirect=True)
-def test_speed_and_length_are_those_of_the_time_in_which_a_trial_ran(tmp_path: Path, device: Device) -> None:
+def test_speed_and_length_count_only_while_a_trial_runs(tmp_path: Path, device: Device) -> None:
     measured: dict[int, float] = {}
     learnt: list[SharedSpeed] = []
 
@@ -315,7 +315,7 @@ def test_speed_and_length_are_those_of_the_time_in_which_a_trial_ran(tmp_path: P
     # By the clock the first would be eight times as fast. Other load of the machine slows one more than the other.
     assert max(measured.values()) < 3 * min(measured.values())
     runs = {each.number: each for each in read_runs(tmp_path / "pool")}
-    assert runs[0].seconds > 2 * runs[1].seconds
+    assert runs[0].seconds > 1.3 * runs[1].seconds  # by the clock they are equal
     assert all(each.speeds[0].seconds == 0 for each in runs.values())
     assert all(trials[number].seconds > runs[number].seconds + 1.0 for number in (1, 2))
 

@@ -59,7 +59,7 @@ def those(processes: Iterable[psutil.Process], claim: Callable[[psutil.Process],
 
 
 def is_child(parent: int, process: psutil.Process) -> bool:
-    return bool(process.ppid() == parent)
+    return bool(process.ppid() == parent and process.status() != psutil.STATUS_ZOMBIE)
 
 
 def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
@@ -106,7 +106,7 @@ def survive(folder: Path, how: str, *, kills: int, seed: int, steps: int) -> Cou
         done.update(["kills", part])
         if part in {"coordinator", "both"}:
             pool.wait()
-            if part == "coordinator":  # the agent kills all, whether they are stopped or not
+            if part == "coordinator" and agents:  # which kill all, whether they are stopped or not
                 until(lambda: not pool_processes(folder / "pool"))
             pool = start(folder, how)
     until(lambda: pool.poll() is not None)
