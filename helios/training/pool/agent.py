@@ -46,7 +46,7 @@ from helios.training.pool.processes import (
     resident_bytes,
     signal_group,
 )
-from helios.training.pool.running import RunningTrial, Segment, WarmProcess, fill_placeholders
+from helios.training.pool.running import RunningTrial, Segment, WarmProcess, fill_placeholders, send_line
 
 _SET_SUBREAPER = 36
 """Option of ``prctl`` from ``linux/prctl.h``."""
@@ -89,10 +89,7 @@ class AgentProcess:
 
     def send(self, order: dict[str, Any]) -> None:
         """Send an order, which is lost if the agent has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+        send_line(self._process, order)
 
     def events(self) -> list[dict[str, Any]] | None:
         """Return new events, or None after the agent's end."""
@@ -182,7 +179,7 @@ class Agent:
         self._pool, self._send_event = pool, send_event
         self._running: dict[int, RunningTrial] = {}  # by number
         self._groups = control_groups(f"helios-{pool}-")
-        self._shares = DeviceShares(f"helios-{pool}-", self._running, self._roots, self._send_to_segment)
+        self._shares = DeviceShares(f"helios-{pool}-", self._running, self._roots)
         self._segments: dict[int, Segment] = {}  # by process id
         self._segments_made = 0
         self._warm: dict[str, WarmProcess] = {}  # by the identity of the sweep's folder
@@ -207,18 +204,11 @@ class Agent:
 
         Its output is appended to the log.
         """
-        number, limit_mib, gpus, group = (
-            int(order["number"]),
-            order.get("limit_mib"),
-            tuple(order.get("gpus", ())),
-            None,
-        )
+        number, limit_mib, gpus = int(order["number"]), order.get("limit_mib"), tuple(order.get("gpus", ()))
         if order.get("segment"):
             self._start_in_segment(order, number, limit_mib)
             return
-        if limit_mib is not None and not gpus and self._groups is not None:
-            with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
+        group = None if gpus else self._make_group(f"helios-{self._pool}-{os.getpid()}-{number}", limit_mib)
         own = {POOL: order["pool"], TRIAL: order["trial"]}
         environment = {**os.environ, **order["environment"], **own}
         trial = RunningTrial(
@@ -243,6 +233,13 @@ class Agent:
             return
         process.returncode = 0  # it is waited for with all others, not by this object
         self._report_started(trial, process.pid)
+
+    def _make_group(self, name: str, limit_mib: float | None) -> Path | None:
+        """Return a new control group with a limit, None where the limit is kept by watching."""
+        if limit_mib is not None and self._groups is not None:
+            with contextlib.suppress(OSError):
+                return self._groups.make(name, limit_mib)
+        return None
 
     def _report_not_started(self, number: int, group: Path | None, reason: Exception) -> None:
         if group is not None:
@@ -283,7 +280,7 @@ class Agent:
         run["environment"] = {**order["environment"], **segment.trial.own}
         if limit_mib is not None and group is None and not order.get("gpus"):
             run["data_limit"] = int(_DATA_LIMIT_RATIO * limit_mib * MIB)
-        self._send_to_segment(segment, {"do": "run", **run, "clear": False, "oom_score": OOM_SCORE, "group": ""})
+        send_line(segment.process, {"do": "run", **run, "clear": False, "oom_score": OOM_SCORE, "group": ""})
         self._report_started(segment.trial, pid)
 
     def _free_segment(
@@ -309,12 +306,10 @@ class Agent:
         return None
 
     def _new_segment(self, order: dict[str, Any], limit_mib: float | None) -> Segment:
-        template, group = order["segment"], None
+        template = order["segment"]
         self._segments_made += 1
         name = f"helios-{order['pool']}-{os.getpid()}-{self._segments_made}"
-        if limit_mib is not None and not order.get("gpus") and self._groups is not None and not template["keeps_limit"]:
-            with contextlib.suppress(OSError):  # then the limit is kept by watching
-                group = self._groups.make(name, limit_mib)
+        group = None if order.get("gpus") or template["keeps_limit"] else self._make_group(name, limit_mib)
         try:
             with open(order["log"], "ab") as log:  # noqa: PTH123 - as in start
                 process = subprocess.Popen(
@@ -347,12 +342,6 @@ class Agent:
             root_file=Path(root) if root else None,
         )
         return segment
-
-    def _send_to_segment(self, segment: Segment, message: dict[str, Any]) -> None:
-        assert segment.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen when it is waited for
-            segment.process.stdin.write(json.dumps(message).encode() + b"\n")
-            segment.process.stdin.flush()
 
     def _read_segment(self, segment: Segment) -> None:
         assert segment.process.stdout is not None
@@ -437,10 +426,7 @@ class Agent:
             return False
         self._pending[trial.number] = (order, trial)
         message = {**order, "environment": environment, "oom_score": OOM_SCORE, "group": str(trial.group or "")}
-        try:
-            warm.process.stdin.write(json.dumps(message).encode() + b"\n")
-            warm.process.stdin.flush()
-        except BrokenPipeError:
+        if not send_line(warm.process, message):
             del self._pending[trial.number]
             return False
         return True
@@ -497,7 +483,7 @@ class Agent:
         self._shares.release(trial)
         self._shares.divide_soon(number)
         if grace_s > 0 and trial.segment is not None:
-            self._send_to_segment(trial.segment, {"do": "end"})
+            send_line(trial.segment.process, {"do": "end"})
         elif grace_s > 0:
             signal_group(trial.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s

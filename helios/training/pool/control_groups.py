@@ -1,4 +1,4 @@
-"""Control groups in which this user may run trials, with limits of memory and weights of the CPU."""
+"""Control groups in which this user may run trials."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.training.pool.control_groups import WEIGHTS, cpu_groups, group_parents, remove_old_groups
-from helios.training.pool.running import RunningTrial, Segment
+from helios.training.pool.running import RunningTrial, send_line
 from helios.training.pool.slices import GPU_SLICE_S, SLICE_S, TimeSlices
 from helios.training.pool.warm import find_tree, hold, read_state, release
 
@@ -57,8 +57,6 @@ class DeviceShares:
         The trials of the agent, which come and go.
     find_roots : callable
         Returns the processes of a trial that are children of this one.
-    send_to_segment : callable
-        Sends a message to a container.
     """
 
     def __init__(
@@ -66,10 +64,8 @@ class DeviceShares:
         prefix: str,
         running: Mapping[int, RunningTrial],
         find_roots: Callable[[RunningTrial], list[int]],
-        send_to_segment: Callable[[Segment, dict[str, Any]], None],
     ) -> None:
-        self._prefix, self._running = prefix, running
-        self._find_roots, self._send_to_segment = find_roots, send_to_segment
+        self._prefix, self._running, self._find_roots = prefix, running, find_roots
         self._devices: dict[str, _SharedDevice] = {}
         for parent, _ in group_parents("cpu"):
             remove_old_groups(parent, prefix)
@@ -157,7 +153,7 @@ class DeviceShares:
         if trial.held is None:
             trial.held, trial.held_since_s = set(), time.monotonic()
             if trial.segment is not None:
-                self._send_to_segment(trial.segment, {"do": "hold"})
+                send_line(trial.segment.process, {"do": "hold"})
         elif trial.pid not in trial.held or read_state(trial.pid)[0] not in "RSI":
             return
         if trial.segment is None:  # also what somebody has continued meanwhile, as Slurm does after a suspension
@@ -168,7 +164,7 @@ class DeviceShares:
         if trial.held is None:
             return
         if trial.segment is not None:
-            self._send_to_segment(trial.segment, {"do": "release"})
+            send_line(trial.segment.process, {"do": "release"})
         release(trial.held)
         trial.held_s += time.monotonic() - trial.held_since_s
         trial.held = None
@@ -207,9 +203,8 @@ class DeviceShares:
         group.mkdir(exist_ok=True)
         trial.cpu_group = group
         moved: set[int] = set()
-        while (
-            new := set(find_tree(self._find_roots(trial))) - moved
-        ):  # what is forked meanwhile is found by looking again
+        # What is forked meanwhile is found by looking again.
+        while new := set(find_tree(self._find_roots(trial))) - moved:
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
                     (group / "cgroup.procs").write_text(str(pid))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -147,6 +149,17 @@ class Segment:
             with contextlib.suppress(psutil.Error):
                 roots.append(psutil.Process(pid))
         return roots
+
+
+def send_line(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> bool:
+    """Send a message to a process, and return whether it is there to read it."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def fill_placeholders(word: str, *, segment: str, limit_mib: float | None) -> str:

@@ -297,6 +297,14 @@ class TrainingSweep:
         return self.cwd / filled if filled else None
 
 
+def parse_memory(text: str) -> float | None:
+    """Return an amount of memory such as ``512M`` or ``4G`` in MiB, None where it is none."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
+    if parts is None or not float(parts[1]):
+        return None
+    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
+
+
 def format_value(value: Value) -> str:
     """Return a value as it is written in a command."""
     return json.dumps(value) if isinstance(value, bool) else str(value)
