@@ -42,12 +42,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from benchmarks.pair_profiles import read_pair_profiles
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
-from helios.training.pair_profiles import PairProfiles, read_pair_profiles
 from helios.training.pool.sweep import TrainingSweep, family
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import compare_pool_rules, with_true_values
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import PoolOutcome, SimulatedPool
 from tests.traces import TRACES
 

@@ -43,8 +43,9 @@ from statistics import median
 import psutil
 
 from helios.training.model import TrialState
-from helios.training.pool.agent import POOL, fill_placeholders
 from helios.training.pool.containers import find_container
+from helios.training.pool.processes import POOL
+from helios.training.pool.running import fill_placeholders
 from helios.training.pool.state import FILE, StateFile
 from helios.training.pool.sweep_file import read_training_sweep
 

@@ -21,11 +21,10 @@ import numpy as np
 
 from helios.model.trial_runs import TrialRun
 from helios.training.model import Device
-from helios.training.pair_profiles import PairProfiles
 from helios.training.pool.state import read_runs
 from helios.training.run import run_pool
 from helios.training.sharing_rules import share_fixed
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import PoolCosts, SimulatedPool
 
 PROGRAM = """

@@ -30,7 +30,7 @@ from helios.training.ports import PoolService
 MOST_SHOWN = 12
 NOW_S = 1_700_000_000.0
 
-KNOWN = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0, share=0.4)
+KNOWN = TrialForecast(memory_p50_mib=4_000.0, memory_p95_mib=5_000.0, seconds_p50=600.0, seconds_p90=900.0)
 RUNNING: dict[str, Any] = {"state": TrialState.RUNNING, "started_s": NOW_S - 300, "attempts": 1}
 MEASURED: dict[str, Any] = RUNNING | {
     "memory_limit_mib": 5_500.0,
@@ -167,7 +167,7 @@ def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
 
 def _extreme_pools() -> Iterator[tuple[str, PoolSnapshot]]:
     huge = TrialForecast(memory_p95_mib=1e12, seconds_p50=1e12)
-    none = TrialForecast(memory_p95_mib=0.0, seconds_p50=0.0, share=0.0)
+    none = TrialForecast(memory_p95_mib=0.0, seconds_p50=0.0)
     yield (
         "numbers that nobody expects",
         a_pool(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from helios.units import count_in_words, length
 
 if TYPE_CHECKING:
     from helios.training.pool.coordinator import Coordinator
+    from helios.training.status import PoolStatus
 
 commands = typer.Typer(help="Run many training trials in one allocation.", no_args_is_help=True)
 Folder = Annotated[
@@ -129,8 +129,9 @@ def run_(
     """
     if events and as_json:
         raise UsageError("--events and --json exclude each other.", hint="The last line of --events is the result.")
+    from helios.training.plan import plan_pools  # noqa: PLC0415 - no help needs it
     from helios.training.report import PoolResults  # noqa: PLC0415 - as above
-    from helios.training.run import plan_pools, run_pools  # noqa: PLC0415 - no help needs it
+    from helios.training.run import run_pools  # noqa: PLC0415 - as above
 
     given: dict[str, Any] = {
         "folder": folder,
@@ -152,13 +153,7 @@ def run_(
     if sys.stdout.isatty() and not as_json and not events:
         screen = _Screen()
     with screen:
-        found = run_pools(
-            sweeps,
-            **given,
-            time_limit_s=time_limit_s,
-            watcher=screen,
-            database=_database(),
-        )
+        found = run_pools(sweeps, **given, time_limit_s=time_limit_s, watcher=screen, database=_database())
     result = PoolResults(results=found)
     print_notes(result.notes)
     if report is not None:
@@ -251,10 +246,9 @@ def status_(pool: Pool = None, as_json: AsJson = False) -> None:
     It reads the pool's folder and changes nothing, whether the pool runs, has ended or was killed. The time left is
     told from trials that ended, and is unknown before three have.
     """
-    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
-    from helios.training.status_report import status_lines  # noqa: PLC0415 - as above
+    from helios.training.status_report import status_lines  # noqa: PLC0415 - no help needs it
 
-    status = read_status(find_pool(pool))
+    status = _status(pool)
     print_result(status.to_json(), *status_lines(status, width=width()), as_json=as_json)
 
 
@@ -270,10 +264,9 @@ def best_(
 
     With parameters, metrics, the folder of checkpoints, the command, the commit and the versions of packages.
     """
-    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
-    from helios.training.status_report import best_lines  # noqa: PLC0415 - as above
+    from helios.training.status_report import best_lines  # noqa: PLC0415 - no help needs it
 
-    status = read_status(find_pool(pool))
+    status = _status(pool)
     trials = status.best(count)
     found = {"metrics": [*status.objectives], "trials": [status.result_json(trial) for trial in trials]}
     print_result(found, *best_lines(status, trials), as_json=as_json)
@@ -288,10 +281,9 @@ def show_(
     That is each attempt with its device, time, memory, why it was started and how it ended, the last lines of its log,
     and what ran: commit, packages, seed.
     """
-    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
-    from helios.training.status_report import show_lines  # noqa: PLC0415 - as above
+    from helios.training.status_report import show_lines  # noqa: PLC0415 - no help needs it
 
-    status = read_status(find_pool(pool), history_of=number)
+    status = _status(pool, history_of=number)
     trial = status.trial(number)
     attempts, log = status.attempts(trial), status.log_end(trial)
     found = {**status.result_json(trial), "runs": attempts, "log_end": log}
@@ -321,6 +313,12 @@ def retry_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     from helios.training.pool.orders import RETRY  # noqa: PLC0415 - no help needs it
 
     _order(RETRY, chosen or [], as_json=as_json)
+
+
+def _status(pool: Path | None, *, history_of: int | None = None) -> PoolStatus:
+    from helios.training.status import find_pool, read_status  # noqa: PLC0415 - no help needs it
+
+    return read_status(find_pool(pool), history_of=history_of)
 
 
 def _order(what: str, chosen: Sequence[str], *, as_json: bool) -> None:
@@ -419,10 +417,11 @@ def _database() -> str | None:
 
 
 def _mib(text: str) -> float:
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
-    if parts is None or not float(parts[1]):
+    from helios.training.pool.sweep import parse_memory  # noqa: PLC0415 - no help needs it
+
+    if (mib := parse_memory(text)) is None:
         raise UsageError(f"{text!r} is not an amount of memory.", hint="Write 800M or 24G; 1G is 1,024M.")
-    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
+    return mib
 
 
 class _Lines:

@@ -143,10 +143,7 @@ def pool_figures(pool: PlottedPool) -> list[PageSection]:
     tones += "Grey: pruned. Pale: all others."
     return [
         PageSection(
-            title=f"{pool.metric} by step",
-            sentences=[tones],
-            figures=[partial(curves_figure, pool)],
-            notes=notes,
+            title=f"{pool.metric} by step", sentences=[tones], figures=[partial(curves_figure, pool)], notes=notes
         ),
         PageSection(
             title=f"Parameters and {pool.metric}",

@@ -91,9 +91,7 @@ class TrialModel:
         return bool(self._facts)
 
     def forecasts(
-        self,
-        trials: Sequence[tuple[str, str, Mapping[str, Any]]],
-        runs: Iterable[TrialRun] = (),
+        self, trials: Sequence[tuple[str, str, Mapping[str, Any]]], runs: Iterable[TrialRun] = ()
     ) -> list[TrialForecast]:
         """Return a forecast of each trial, with None where nothing is known.
 

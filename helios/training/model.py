@@ -91,8 +91,6 @@ class TrialForecast:
         Result of :func:`peak_hardly_exceeded` for the trials of the family, MiB.
     seconds_p50, seconds_p90 : float, optional
         Time from start to end alone on a device, s.
-    share : float, optional
-        Share of the device's time that it needs when alone, 0 to 1.
     steps_per_s : float, optional
         Speed alone on a device.
     """
@@ -102,7 +100,6 @@ class TrialForecast:
     memory_most_mib: float | None = None
     seconds_p50: float | None = None
     seconds_p90: float | None = None
-    share: float | None = None
     steps_per_s: float | None = None
 
 

@@ -73,8 +73,8 @@ def _plotted(result: PoolResult) -> PlottedPool:
     ]
     return PlottedPool(
         metric=result.metric,
-        maximize=result.maximize,
+        maximize=next(iter(result.objectives.values()), True),
         trials=trials,
         is_log=result.is_log,
-        front=frozenset(result.front) if result.more_metrics else None,
+        front=frozenset(result.front) if len(result.objectives) > 1 else None,
     )

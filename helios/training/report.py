@@ -29,6 +29,8 @@ class PoolResult:
 
     Attributes
     ----------
+    objectives : mapping of str to bool
+        Metrics that are compared, and whether more of each is better.
     trials : sequence of mapping
         By number, with ``number``, ``parameters``, ``state``, ``metrics``, ``value`` (the last one of the first
         metric), ``seconds``, ``peak_memory_mib``, ``attempts``, ``devices`` and, where there is one, ``reason``.
@@ -40,16 +42,13 @@ class PoolResult:
         Why trials are left. Empty where none are.
     signal : int, optional
         What ended it.
-    more_metrics : mapping of str to bool
-        Further metrics that are compared, and whether more of each is better.
     is_log : mapping of str to bool
         Whether the range of a parameter is logarithmic.
     """
 
     name: str
     folder: str
-    metric: str
-    maximize: bool
+    objectives: Mapping[str, bool]
     devices: Sequence[Device]
     trials: Sequence[Mapping[str, Any]]
     total: int
@@ -58,13 +57,12 @@ class PoolResult:
     signal: int | None = None
     notes: Sequence[str] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
-    more_metrics: Mapping[str, bool] = field(default_factory=dict)
     is_log: Mapping[str, bool] = field(default_factory=dict)
 
     @property
-    def objectives(self) -> dict[str, bool]:
-        """All metrics that are compared, and whether more of each is better."""
-        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
+    def metric(self) -> str:
+        """First metric that is compared, empty where none is."""
+        return next(iter(self.objectives), "")
 
     @property
     def front(self) -> list[int]:
@@ -75,7 +73,7 @@ class PoolResult:
     @property
     def best(self) -> int | None:
         """Number of the finished trial with the best metric, None where several are compared."""
-        return next(iter(self.front), None) if not self.more_metrics else None
+        return next(iter(self.front), None) if len(self.objectives) == 1 else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -99,8 +97,8 @@ class PoolResult:
         return {
             "sweep": self.name,
             "folder": self.folder,
-            "metric": list(self.objectives) if self.more_metrics else self.metric or None,
-            "direction": directions if self.more_metrics else next(iter(directions), None),
+            "metric": list(self.objectives) if len(directions) > 1 else self.metric or None,
+            "direction": directions if len(directions) > 1 else next(iter(directions), None),
             "total": self.total,
             "seconds": round(self.seconds, 3),
             "left": self.reason or None,
@@ -151,54 +149,6 @@ class PoolResults:
         """Show the best and the failed trials of each sweep."""
         tables = [pool_table(result, width=width) for result in self.results]
         return tables[0] if len(tables) == 1 else Group(*(part for each in tables for part in (each, "")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPlan:
-    """What a pool would run.
-
-    Attributes
-    ----------
-    ended : int
-        Trials that are not run again.
-    drawn : bool
-        Whether the commands are of trials as the search may draw them.
-    commands : sequence of str
-        Those of the first trials.
-    environment : sequence of str
-        Names of variables that trials get.
-    """
-
-    sweep: str
-    folder: str
-    total: int
-    ended: int
-    goes_on: bool
-    changes: str
-    drawn: bool
-    commands: Sequence[str]
-    cwd: str
-    environment: Sequence[str]
-    container: str | None
-    service: str
-    devices: Sequence[Device]
-
-    def lines(self) -> list[str]:
-        """Return the plan for a person."""
-        goes_on = f"goes on with {self.folder}, where {self.ended:,} have ended"
-        lines = [f"{count_in_words(self.total, 'trial')} of {self.sweep}: {goes_on if self.goes_on else 'new'}"]
-        if self.changes:
-            lines.append(f"Changed: {self.changes}")
-        lines.append(f"{'Such as' if self.drawn else 'First'}, in {self.cwd}:")
-        lines += [f"  {command}" for command in self.commands] or ["  none, since all have ended"]
-        for device in self.devices:
-            slots, memory = count_in_words(device.slots, "slot"), memory_in_words(device.memory_mib)
-            lines.append(f"On {device.name}: {device.model or device.kind}, {memory}, {slots}")
-        lines.append(f"Starts: {self.service}")
-        if self.container is not None:
-            lines.append(f"Container: {self.container}")
-        lines.append(f"Variables: {', '.join(self.environment)}")
-        return [*lines, f"Kept in {self.folder}: state.jsonl, search, and trials with log, reports and checkpoints"]
 
 
 def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
@@ -321,7 +271,7 @@ def order_by_value(result: PoolResult) -> list[Mapping[str, Any]]:
 
     Those that did not finish come after all that did.
     """
-    sign = -1.0 if result.maximize else 1.0
+    sign = -1.0 if next(iter(result.objectives.values()), True) else 1.0
     front = {*result.front}
 
     def key(trial: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:

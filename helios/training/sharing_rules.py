@@ -21,8 +21,7 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
-from helios.training.pair_profiles import PairProfiles
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
 
 

@@ -8,16 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import (
-    ONE_DEVICE,
-    Forecast,
-    SharedSpeed,
-    Trial,
-    TrialForecast,
-    peak_hardly_exceeded,
-)
+from helios.training.model import ONE_DEVICE, Forecast, SharedSpeed, Trial, TrialForecast, peak_hardly_exceeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairProfiles:
+    """Measured speeds of families, alone and in pairs.
+
+    Attributes
+    ----------
+    families : tuple of str
+        n of them.
+    alone : float64 array of shape (n,)
+        Steps a second alone.
+    beside : float64 array of shape (n, n)
+        Speed of the row's family beside one of the column's, as a share of its speed alone; NaN: they do not fit.
+    """
+
+    families: tuple[str, ...]
+    alone: NDArray[np.float64]
+    beside: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

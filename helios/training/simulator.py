@@ -37,8 +37,7 @@ from helios.training.model import (
     node_name,
     placement,
 )
-from helios.training.pair_profiles import PairProfiles
-from helios.training.simulated_trials import SeenTrials, SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SeenTrials, SimulatedTrial
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
 """A rule, such as the method ``decide`` of a service for pools."""

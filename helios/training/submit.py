@@ -73,7 +73,7 @@ def job_script(
     paths : sequence of Path
         The sweep files.
     slots, warm, mps, service, options
-        As of :func:`~helios.training.run.run_pools`.
+        As of :class:`~helios.training.plan.PoolOptions`.
     pool : int, optional
         Number of the pool among several that share the folder, from 1.
 

@@ -20,7 +20,6 @@ from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
 from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
-from helios.training.pair_profiles import PairProfiles
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
@@ -29,7 +28,7 @@ from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.services import build_for_pool, choose_service
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import compare_pool_rules
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import PoolCosts
 from helios.training.whatif_report import PoolWhatIf
 from helios.units import count_in_words, rounded_duration

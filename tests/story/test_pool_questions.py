@@ -440,7 +440,7 @@ def test_a_dry_run_of_a_known_pool_has_its_next_trials(
     assert "another sweep" in helios("pool", "run", sweep, "--dry-run", code=2).err
 
 
-def test_a_dry_run_of_a_pool_killed_at_its_first_moment_is_new(helios: Helios, sweep: Path) -> None:
+def test_a_dry_run_of_a_pool_killed_at_once_is_new(helios: Helios, sweep: Path) -> None:
     folder = sweep.with_suffix(".pool")
     folder.mkdir()
     (folder / FILE).touch()

@@ -16,6 +16,7 @@ WITHOUT_MODULE = {
     "test_held_out.py",  # benchmarks/held_out.py
     "test_map.py",  # docs/architecture.md
     "test_names.py",  # tests
+    "test_pair_profiles.py",  # benchmarks/pair_profiles.py
     "test_reaper.py",  # tests/reaper.py
     "test_task.py",  # task/helios_task.py
     "test_recorded_levels.py",  # benchmarks/recorded_levels.py

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 from helios.errors import FileUnwritable, HeliosError, UsageError
 from helios.private_files import make_folder
 from helios.training.pool import warm
-from helios.training.pool.agent import POOL, fill_placeholders
+from helios.training.pool.processes import POOL
+from helios.training.pool.running import fill_placeholders
 from helios.training.pool.sweep import TrainingSweep
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -13,23 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from helios.errors import HeliosError
-from helios.training.model import (
-    NUMBERS,
-    Device,
-    ShareTrial,
-    StartTrial,
-    Trial,
-    TrialState,
-    node_name,
-    placement,
-)
-from helios.training.pool import agent
+from helios.training.model import NUMBERS, Device, ShareTrial, StartTrial, Trial, TrialState, node_name, placement
+from helios.training.pool.agent import AgentProcess
 from helios.training.pool.attempts import Attempt, Attempts, count_parts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.devices import THREADS, Node, device_environment, gpu_id, join_environments
 from helios.training.pool.endings import Endings
 from helios.training.pool.fusing import FusedProcess
+from helios.training.pool.mps import mps_environment
 from helios.training.pool.notes import Notes
+from helios.training.pool.processes import TRIAL, kill_leftovers
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import write_request
 from helios.training.pool.sweep import FUSED_TASK, FusedProgram
@@ -88,7 +81,7 @@ class Launcher:
         # The path of its sockets must be short, and on a disk of the node.
         self._mps = f"{tempfile.gettempdir()}/helios-mps-{self._pool[:12]}" if mps else ""
         self._segments = {trials.state.pool: self._segment(trials.source) for trials in sweeps}
-        self.agents: dict[str, agent.AgentProcess] = {}
+        self.agents: dict[str, AgentProcess] = {}
         self._agent_deaths: Counter[str] = Counter()
         self._divided: dict[str, dict[int, float]] = {}  # shares that agents know, by device
         self._made = 0
@@ -97,7 +90,7 @@ class Launcher:
         """Return the order to start a container of a sweep, None where it has none."""
         if source.container is None:
             return None
-        common = dict(agent.mps_environment(self._mps)) if self._mps else {}
+        common = dict(mps_environment(self._mps)) if self._mps else {}
         common |= device_environment(self.devices[0])
         common = {name: value for name, value in common.items() if name not in _DEVICE_VARIABLES}
         common |= {name: os.environ[name] for name in THREADS if name in os.environ}  # which stay outside else
@@ -123,7 +116,7 @@ class Launcher:
         left = 0
         for source in [trials.source for trials in self._sweeps]:
             for pool in source.state.interrupted:
-                left += agent.kill_leftovers(pool)
+                left += kill_leftovers(pool)
                 if source.container is not None:
                     source.container.remove_left(pool, source.folder)
             source.state.interrupted.clear()
@@ -221,7 +214,7 @@ class Launcher:
         self.agents.pop(name).close()
         if not name:
             for trials in self._sweeps:
-                agent.kill_leftovers(trials.state.pool)
+                kill_leftovers(trials.state.pool)
         for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
         for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
@@ -243,7 +236,7 @@ class Launcher:
 
     def _start_agent(self, name: str) -> None:
         step = self._nodes[name].step if name else ()
-        self.agents[name] = agent.AgentProcess(self._pool, step, mps=self._mps)
+        self.agents[name] = AgentProcess(self._pool, step, mps=self._mps)
 
     def _may_start(self, trial: Trial, device: Device) -> bool:
         """Return whether a trial may join those that a device has."""
@@ -302,14 +295,7 @@ class Launcher:
             process=None if process is None else process.number,
         )
         del trials.waiting[trial.number]
-        attempt = Attempt(
-            trial=started,
-            devices=devices,
-            limit_mib=limit,
-            folder=folder,
-            began_s=now,
-            process=process,
-        )
+        attempt = Attempt(trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, process=process)
         self._attempts.add(attempt)
         self._readings.restore(attempt)
         if process is None:
@@ -364,7 +350,7 @@ class Launcher:
             # It fails what a trial asks for above its limit on each of the GPUs that it sees.
             limits = ",".join(f"{place}={int(order['limit_mib'])}M" for place in range(len(gpus)))
             limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limits}
-            on_device = {**on_device, **agent.mps_environment(self._mps), **limited}
+            on_device = {**on_device, **mps_environment(self._mps), **limited}
         self.agents[name].send(
             {
                 "do": "start",
@@ -373,7 +359,7 @@ class Launcher:
                 **order,
                 "limit_mib": order["limit_mib"] * count_parts(devices),
                 "environment": {**on_device, **trials.sweep.env, **own},
-                "own": [*own, *_DEVICE_VARIABLES, agent.TRIAL],
+                "own": [*own, *_DEVICE_VARIABLES, TRIAL],
                 "warm": self._warm,
                 "segment": self._segments[trials.state.pool],
                 "folder": str(trials.sweep.cwd),

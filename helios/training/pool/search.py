@@ -328,13 +328,7 @@ class OptunaSearch:
     """A search with a sampler or pruner of Optuna."""
 
     def __init__(
-        self,
-        sweep: TrainingSweep,
-        folder: Path,
-        lock: int,
-        made: Sequence[Mapping[str, Value]],
-        *,
-        others: int = 0,
+        self, sweep: TrainingSweep, folder: Path, lock: int, made: Sequence[Mapping[str, Value]], *, others: int = 0
     ) -> None:
         assert sweep.search is not None
         self._sweep, self._method, self._folder, self._lock = sweep, sweep.search, folder, lock
@@ -525,7 +519,7 @@ class OptunaSearch:
 
     def report(self, number: int, step: int, value: float, again: int = 0) -> bool:
         """Record a metric, and return whether to prune the trial."""
-        if self._sweep.more_metrics:  # Optuna has no values in between of several
+        if len(self._sweep.objectives) > 1:  # Optuna has no values in between of several
             return False
         with _disk_errors(self._folder), silence_warnings():
             place = self._place(number, again)

@@ -249,25 +249,15 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
     FileUnreadable
         The folder is not of a pool, of another version, or of somebody else.
     """
-    path, records, history = folder / FILE, Records(), list[Mapping[str, Any]]()
+    path, records = folder / FILE, Records()
     try:
         with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
             lines = LinesFile(file.handle).read()
     except OSError as reason:
         hint = "Only the account that runs a pool may read it." if isinstance(reason, PermissionError) else _FOLDER
         raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
-    for place, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            if place == 1:
-                records.begin(entry)
-                continue
-            records.apply_entry(entry)
-            if history_of is not None and entry.get("trial") == history_of:
-                history.append(entry)
-        except (ValueError, KeyError, TypeError, AttributeError) as reason:
-            raise _line_unreadable(path, place) from reason
-    return records, history
+    entries = records.apply_lines(lines, path)
+    return records, [entry for entry in entries if history_of is not None and entry.get("trial") == history_of]
 
 
 def _line_unreadable(path: Path, place: int) -> FileUnreadable:
@@ -334,6 +324,22 @@ class Records:
                 hint=f"Use that version, or choose another place: --folder FOLDER. This one has format {VERSION}.",
             )
         self.first, self.sweep = str(header["pool"]), header["sweep"]
+
+    def apply_lines(self, lines: Sequence[bytes], path: Path) -> Iterator[dict[str, Any]]:
+        """Apply the lines of a file from its first, and yield them.
+
+        Raises
+        ------
+        FileUnreadable
+            It is not of a pool, damaged, or of another version of Helios.
+        """
+        for place, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                (self.begin if place == 1 else self.apply_entry)(entry)
+            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+                raise _line_unreadable(path, place) from reason
+            yield entry
 
     def interrupt(self, trial: TrialRecord) -> None:
         """Record that a trial's pool ended first."""
@@ -469,26 +475,16 @@ class StateFile(Records):
             raise
 
     def _read(self, folder: Path) -> None:
-        header: Mapping[str, Any] | None = None
-        for place, line in enumerate(self._file.read(), start=1):
-            try:
-                entry = json.loads(line)
-                if header is None:
-                    header = {"pool": str(entry["pool"])}
-                    self.begin(entry)
-                else:
-                    self.apply_entry(entry)
-            except (ValueError, KeyError, TypeError, AttributeError) as reason:
-                raise _line_unreadable(self.path, place) from reason
-        if header is None:
-            header = {"version": VERSION, "pool": uuid4().hex}
-            self.append({**header, "sweep": self.sweep})
+        for _ in self.apply_lines(self._file.read(), self.path):
+            pass
+        if not self.first:
+            self.first = uuid4().hex
+            self.append({"version": VERSION, "pool": self.first, "sweep": self.sweep})
             if self.problem:
                 raise FileUnwritable(f"{self.path}: {self.problem}", hint="Choose another place: --folder FOLDER")
             fsync_directory(folder)
-        self.first = self.pool = str(header["pool"])
+        self.pool = self.run if self.shared else self.first
         if self.shared:
-            self.pool = self.run
             return
         for trial in self.trials.values():
             if trial.state is TrialState.RUNNING:
@@ -565,14 +561,13 @@ class StateFile(Records):
             owners = {owner for owner, trial in gone.items() if not self.has_owner(trial)}
             for trial in self.trials.values():
                 if not trial.ended and trial.owner in owners:
-                    self.append({"what": "taken", "trial": trial.number, "by": self.pool}, lasting=False)
+                    self._append_of_trial(trial.number, "taken", by=self.pool)
                     adopted.append(trial)
         return adopted
 
     def record_created(self, number: int, parameters: Mapping[str, Any]) -> None:
         """Record that the search chose a trial, or that its parameters have grown."""
-        owner = {"by": self.pool} if self.shared else {}
-        self.append({"what": "made", "trial": number, "parameters": dict(parameters), **owner}, lasting=False)
+        self._append_of_trial(number, "made", parameters=dict(parameters), **self._by)
 
     def record_sweep(self, sweep: Mapping[str, Any]) -> None:
         """Record that the sweep has changed."""
@@ -580,42 +575,29 @@ class StateFile(Records):
         self.sweep = sweep
 
     def record_started(
-        self,
-        number: int,
-        *,
-        devices: Sequence[str],
-        memory_limit_mib: float | None,
-        why: str = "",
-        log: str = "",
+        self, number: int, *, devices: Sequence[str], memory_limit_mib: float | None, why: str = "", log: str = ""
     ) -> None:
         """Record that a trial is about to be started, and why.
 
         Its log is named where that is not in its folder.
         """
-        self.append(
-            {
-                "what": "started",
-                "trial": number,
-                "at_s": round(time.time(), 3),
-                "devices": list(devices),
-                "memory_limit_mib": memory_limit_mib,
-                "why": why,
-                "run": self.run,
-                **({"log": log} if log else {}),
-            },
-            lasting=False,
+        self._append_of_trial(
+            number,
+            "started",
+            devices=list(devices),
+            memory_limit_mib=memory_limit_mib,
+            why=why,
+            run=self.run,
+            **({"log": log} if log else {}),
         )
 
     def record_retried(self, number: int, *, order: int, who: str) -> None:
         """Record that a trial that has ended is run again."""
-        owner = {"by": self.pool} if self.shared else {}
-        entry = {"what": "retried", "trial": number, "at_s": round(time.time(), 3), "order": order, "who": who}
-        self.append({**entry, **owner}, lasting=False)
+        self._append_of_trial(number, "retried", order=order, who=who, **self._by)
 
     def record_withdrawn(self, number: int, *, reason: str, finished: bool) -> None:
         """Record that a trial that waits is not to be run any more."""
-        ended = {"at_s": round(time.time(), 3), "reason": reason, "finished": finished}
-        self.append({"what": "withdrawn", "trial": number, **ended}, lasting=False)
+        self._append_of_trial(number, "withdrawn", reason=reason, finished=finished)
 
     def record_ended(
         self,
@@ -645,22 +627,27 @@ class StateFile(Records):
         run : mapping, optional
             What else :func:`read_runs` returns of the attempt.
         """
-        self.append(
-            {
-                "what": what,
-                "trial": number,
-                "state": str(state),
-                "at_s": round(time.time(), 3),
-                "seconds": round(seconds, 3),
-                "peak_memory_mib": peak_memory_mib,
-                "memory_limit_mib": memory_limit_mib,
-                "metrics": dict(metrics),
-                "value": value,
-                "reason": reason,
-                **({} if run is None else {"run": dict(run)}),
-            },
-            lasting=False,
+        self._append_of_trial(
+            number,
+            what,
+            state=str(state),
+            seconds=round(seconds, 3),
+            peak_memory_mib=peak_memory_mib,
+            memory_limit_mib=memory_limit_mib,
+            metrics=dict(metrics),
+            value=value,
+            reason=reason,
+            **({} if run is None else {"run": dict(run)}),
         )
+
+    @property
+    def _by(self) -> dict[str, str]:
+        """Which pool a line of a shared folder is from."""
+        return {"by": self.pool} if self.shared else {}
+
+    def _append_of_trial(self, number: int, what: str, **values: Any) -> None:
+        """Append a line about a trial."""
+        self.append({"what": what, "trial": number, "at_s": round(time.time(), 3), **values}, lasting=False)
 
     def append(self, entry: Mapping[str, Any], *, lasting: bool = True) -> None:
         """Append a line.

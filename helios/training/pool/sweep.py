@@ -163,10 +163,8 @@ class TrainingSweep:
         Trials of a file of trials; empty without one.
     search : SearchMethod, optional
         None for every combination, or every listed trial, in order and without Optuna.
-    metric : str
-        What trials are compared by. Empty where they are not.
-    maximize : bool
-        Whether more of the metric is better.
+    objectives : mapping of str to bool
+        Metrics that trials are compared by, and whether more of each is better. Empty where they are not.
     attempts : int
         How often a trial that fails is started at most.
     grace_s : float
@@ -187,8 +185,6 @@ class TrainingSweep:
         None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
-    more_metrics : mapping of str to bool
-        Further metrics that trials are compared by, and whether more of each is better.
     service : ServiceChoice, optional
         None for a fixed number of slots.
     conditions : mapping of str to mapping
@@ -202,8 +198,7 @@ class TrainingSweep:
     parameters: Mapping[str, tuple[Value, ...] | ValueRange]
     listed: tuple[Mapping[str, Value], ...] = ()
     search: SearchMethod | None = None
-    metric: str = ""
-    maximize: bool = True
+    objectives: Mapping[str, bool] = field(default_factory=dict)
     attempts: int = 3
     grace_s: float = GRACE_S
     memory_mib: float | None = None
@@ -212,7 +207,6 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
-    more_metrics: Mapping[str, bool] = field(default_factory=dict)
     service: ServiceChoice | None = None
     conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
@@ -220,9 +214,9 @@ class TrainingSweep:
     owner: str = ""
 
     @property
-    def objectives(self) -> dict[str, bool]:
-        """All metrics that trials are compared by, and whether more of each is better."""
-        return {self.metric: self.maximize, **self.more_metrics} if self.metric else {}
+    def metric(self) -> str:
+        """First metric that trials are compared by, empty where they are not."""
+        return next(iter(self.objectives), "")
 
     @property
     def combinations(self) -> int | None:
@@ -303,6 +297,14 @@ class TrainingSweep:
         return self.cwd / filled if filled else None
 
 
+def parse_memory(text: str) -> float | None:
+    """Return an amount of memory such as ``512M`` or ``4G`` in MiB, None where it is none."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
+    if parts is None or not float(parts[1]):
+        return None
+    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
+
+
 def format_value(value: Value) -> str:
     """Return a value as it is written in a command."""
     return json.dumps(value) if isinstance(value, bool) else str(value)
@@ -368,8 +370,7 @@ def _draw(space: tuple[Value, ...] | ValueRange, random: Random) -> Value:
 
 
 def count_combinations(
-    parameters: Mapping[str, tuple[Value, ...] | ValueRange],
-    conditions: Mapping[str, Mapping[str, tuple[Value, ...]]],
+    parameters: Mapping[str, tuple[Value, ...] | ValueRange], conditions: Mapping[str, Mapping[str, tuple[Value, ...]]]
 ) -> int | None:
     """Return the number of combinations, None where a parameter is continuous."""
     spaces = {name: list_values(space) for name, space in parameters.items()}

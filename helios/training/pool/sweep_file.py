@@ -46,6 +46,7 @@ from helios.training.pool.sweep import (
     format_value,
     is_within,
     list_values,
+    parse_memory,
 )
 
 PAGE = "docs/sweep-file.md"
@@ -318,15 +319,13 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
     count = len(listed) if listed else count_combinations(parameters, conditions)
     objectives = _objectives(table.search)
-    metric = next(iter(objectives), "")
     return TrainingSweep(
         path=path,
         command=command,
         parameters=parameters,
         listed=listed,
         search=_search(table, count, parameters, objectives),
-        metric=metric,
-        maximize=objectives.pop(metric, True),
+        objectives=objectives,
         attempts=table.attempts,
         grace_s=float(table.grace_s),
         memory_mib=_memory_mib(table.memory),
@@ -337,7 +336,6 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         events=_events(table.events),
         container=_container(table.container, folder),
         fused=fused,
-        more_metrics=objectives,
         service=_service(table.service),
         conditions=conditions,
         defaults=defaults,
@@ -459,12 +457,10 @@ def _container(given: str | dict[str, Any] | None, folder: Path) -> ContainerCho
 
 
 def _memory_mib(text: str | None) -> float | None:
-    if text is None:
-        return None
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
-    if parts is None or not float(parts[1]):
+    mib = None if text is None else parse_memory(text)
+    if text is not None and mib is None:
         raise _Refused(f"{text!r} is not an amount of memory", "memory", hint="Write 512M or 4G; 1G is 1,024M.")
-    return float(parts[1]) * {"M": 1, "G": 1 << 10, "T": 1 << 20}[parts[2]]
+    return mib
 
 
 def _command(table: _SweepTable, cwd: Path) -> tuple[str, ...]:

@@ -14,7 +14,16 @@ from typing import Any
 
 from helios.errors import FileUnwritable
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
-from helios.training.model import NUMBERS, Forecast, SharedSpeed, Trial, TrialForecast, TrialState, placement
+from helios.training.model import (
+    NUMBERS,
+    Forecast,
+    SharedSpeed,
+    Trial,
+    TrialForecast,
+    TrialState,
+    name_directions,
+    placement,
+)
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
@@ -376,7 +385,7 @@ class SweepTrials:
             ),
             metrics=dict(attempt.metrics),
             metric=self.sweep.metric,
-            direction=("maximize" if self.sweep.maximize else "minimize") if self.sweep.metric else "",
+            direction=next(iter(name_directions(self.sweep.objectives)), ""),
             curve=attempt.curve.points,
             **used,
         )

@@ -106,7 +106,6 @@ def find_repeated(
     by: str = "user",
     most: int | None = None,
     title: str = "",
-    replayed: bool = True,
     progress: Progress = no_progress,
 ) -> TrialsReport:
     """Report repeated jobs of few GPUs of a history.
@@ -122,8 +121,6 @@ def find_repeated(
         ``user`` or ``group``.
     most : int, optional
         Rows of the table. None for all.
-    replayed : bool
-        Whether the queue is replayed with them packed.
     """
     if not bool((loaded.jobs["gpus"] > 0).any()):
         return _empty_report(by, title, packing, NO_GPUS if len(loaded.jobs) else NO_JOBS)
@@ -150,9 +147,7 @@ def find_repeated(
     for name, group in ((SURE, trials.sure), (POSSIBLE, trials.possible)):
         jobs[name] = np.int64(-1)
         jobs.loc[history.jobs["row"].to_numpy(), name] = group
-    replays, draws, notes = (
-        _replays(replace(loaded, jobs=jobs), since, until, packing, progress) if replayed else ([], 0, ())
-    )
+    replays, draws, notes = _replays(replace(loaded, jobs=jobs), since, until, packing, progress)
     return TrialsReport(
         table=replace(table, notes=(*table.notes, *(WHAT_IT_IS if totals["groups"] else ()))),
         totals=totals,

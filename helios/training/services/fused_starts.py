@@ -6,13 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from helios.training.model import (
-    PoolAction,
-    PoolSnapshot,
-    TrialState,
-    by_process,
-    fuse,
-)
+from helios.training.model import PoolAction, PoolSnapshot, TrialState, by_process, fuse
 from helios.training.services.group_speeds import PRIOR_SPEED
 
 LEAST_GAIN = 0.95

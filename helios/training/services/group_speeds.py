@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.model import (
-    SharedSpeed,
-)
+from helios.training.model import SharedSpeed
 
 PRIOR_SPEED = 0.6
 """Expected speed of a trial beside another, as a share of its speed alone, before anything was measured."""

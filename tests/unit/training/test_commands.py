@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helios.errors import UsageError
-from helios.training import run
+from helios.training import plan
 from helios.training.model import PoolSnapshot, StartTrial, TrialState
 from helios.training.past_runs import keep_runs
 from helios.training.pool.state import read_runs
@@ -64,7 +64,7 @@ def test_a_pool_runs_its_service_as_file_and_command_say(
         built.append((name, given))
         return OneByOne()
 
-    monkeypatch.setattr(run, "build_for_pool", build)
+    monkeypatch.setattr(plan, "build_for_pool", build)
     assert run_pool(packed, kind="cpu", **asked).counts == {"finished": 4}
     assert built == [("packing", options)]
 

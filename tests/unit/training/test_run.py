@@ -12,7 +12,7 @@ import pytest
 
 from helios.errors import UsageError
 from helios.model.trial_runs import TrialRun
-from helios.training import run
+from helios.training import plan
 from helios.training.model import PoolAction, PoolSnapshot, Trial
 from helios.training.pool.coordinator import Coordinator
 from helios.training.pool.search import ListSearch
@@ -78,7 +78,7 @@ def test_services_see_the_trials_of_all_sweeps(tmp_path: Path, monkeypatch: pyte
         seen.update({trial.number: trial for trial in snapshot.trials})
         return fixed_slots(snapshot)
 
-    monkeypatch.setattr(run, "fixed_slots", decide)
+    monkeypatch.setattr(plan, "fixed_slots", decide)
     run_here(a_file(tmp_path, "a", [1.0, 2.0]), a_file(tmp_path, "b", [3.0], top='owner = "ann"'))
     assert {number: (trial.label, trial.parameters["x"]) for number, trial in seen.items()} == {
         0: ("a:0", 1.0),
@@ -109,7 +109,7 @@ def test_programs_of_one_name_are_different_families(tmp_path: Path, monkeypatch
         families.update(trial.family for trial in snapshot.trials)
         return fixed_slots(snapshot)
 
-    monkeypatch.setattr(run, "fixed_slots", decide)
+    monkeypatch.setattr(plan, "fixed_slots", decide)
     paths = [a_file(tmp_path / name, "sweep", [1.0]) for name in ("here", "there")]
     run_here(*paths)
     assert families == {f"{tmp_path}/{name}/sweep.py" for name in ("here", "there")}

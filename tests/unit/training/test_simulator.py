@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.model import Device, PauseTrial, PoolAction, PoolSnapshot, StartTrial, TrialState
-from helios.training.pair_profiles import PairProfiles
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sharing_rules import longest_first, share_fixed
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import Decide, PoolCosts, SimulatedPool
 from tests.examples import examples
 

@@ -16,8 +16,8 @@ from tests.unit.training.pool.test_coordinator import run
 
 SLICES = """
 import sys
-from helios.training.pool import agent
-agent.cpu_groups = lambda prefix: None
+from helios.training.pool import agent, device_shares
+device_shares.cpu_groups = lambda prefix: None
 agent.main(*sys.argv[1:])
 """
 """An agent whose account may not make control groups for the CPU."""

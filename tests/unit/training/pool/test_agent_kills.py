@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helios.training.pool import agent
+from helios.training.pool.control_groups import cpu_groups
 from helios.training.pool.state import FILE
 from tests.unit.training.pool.test_coordinator import pool_processes
 from tests.waiting import until
@@ -129,7 +129,7 @@ def check(folder: Path, *, steps: int) -> None:
 
 @pytest.mark.parametrize("how", ["weights", "slices"])
 def test_after_some_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) -> None:
-    if how == "weights" and agent.cpu_groups("helios-test-") is None:
+    if how == "weights" and cpu_groups("helios-test-") is None:
         pytest.skip("no control groups for the CPU can be made here")
     survive(tmp_path, how, kills=6, seed=1, steps=20)
     check(tmp_path, steps=20)
@@ -138,7 +138,7 @@ def test_after_some_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["weights", "slices", "gpu"])
 def test_after_many_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) -> None:
-    if how == "weights" and agent.cpu_groups("helios-test-") is None:
+    if how == "weights" and cpu_groups("helios-test-") is None:
         pytest.skip("no control groups for the CPU can be made here")
     survive(tmp_path, how, kills=100, seed=2, steps=200)
     check(tmp_path, steps=200)

@@ -30,9 +30,9 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
-from helios.training.pool.agent import POOL
 from helios.training.pool.coordinator import Coordinator, Decide, PoolEnd
 from helios.training.pool.growth import describe, take_over
+from helios.training.pool.processes import POOL
 from helios.training.pool.search import open_search
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, StateFile, TrialRecord, read_runs
@@ -141,7 +141,7 @@ with open(os.environ["HELIOS_REPORT"], "a") as file:
 
 
 def test_each_trial_of_a_grid_has_metrics_memory_and_device(tmp_path: Path) -> None:
-    end, trials = run(a_sweep(tmp_path, REPORTS, [0.5, 0.25, 1.0], metric="loss", maximize=False))
+    end, trials = run(a_sweep(tmp_path, REPORTS, [0.5, 0.25, 1.0], objectives={"loss": False}))
     assert end == PoolEnd()
     assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 3
     assert [trial.metrics for trial in trials.values()] == [{"loss": 0.5}, {"loss": 0.25}, {"loss": 1.0}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,16 @@ def wait():
 """
 
 
+OBJECTIVES = {"accuracy": True}
+
+
 def searched(
-    folder: Path, text: str, *, decide: Decide = fixed_slots, **more: Any
+    folder: Path, text: str, *, decide: Decide = fixed_slots, objectives: Mapping[str, bool] = OBJECTIVES, **more: Any
 ) -> tuple[dict[int, TrialRecord], list[str]]:
     """The trials of a search that prunes each whose value is below .4, and how Optuna has them."""
     optuna = pytest.importorskip("optuna", reason="the extra [search] is not installed")
     method = SearchMethod(trials=2, sampler="", pruner="ThresholdPruner", pruner_options={"lower": 0.4})
-    sweep = a_sweep(folder, reporting(text), [0.3, 0.9], metric="accuracy", search=method, **more)
+    sweep = a_sweep(folder, reporting(text), [0.3, 0.9], objectives=objectives, search=method, **more)
     _, trials = run(sweep, decide=decide)
     journal = optuna.storages.journal.JournalFileBackend(str(folder / "pool/search" / JOURNAL))
     study = optuna.load_study(study_name=STUDY, storage=optuna.storages.JournalStorage(journal))
@@ -131,7 +135,9 @@ def test_a_trial_that_was_nan_for_a_while_has_its_last_value(tmp_path: Path) -> 
 
 def test_a_second_metric_that_is_no_number_has_diverged(tmp_path: Path) -> None:
     trials, told = searched(
-        tmp_path, "report(accuracy=0.9, loss=float('inf'))\nreport(accuracy=0.95)", more_metrics={"loss": False}
+        tmp_path,
+        "report(accuracy=0.9, loss=float('inf'))\nreport(accuracy=0.95)",
+        objectives=OBJECTIVES | {"loss": False},
     )
     assert [trial.state for trial in trials.values()] == [TrialState.DIVERGED] * 2
     assert trials[0].reason == "its last loss is not a finite number"

@@ -65,7 +65,7 @@ def test_a_diverged_trial_begins_anew(tmp_path: Path) -> None:
         "saved.touch()\n"
         "print(json.dumps({'step': 0, 'score': value}), file=open(os.environ['HELIOS_REPORT'], 'a'))\n"
     )
-    sweep = a_sweep(tmp_path, program, metric="score")
+    sweep = a_sweep(tmp_path, program, objectives={"score": True})
     assert run(sweep)[1][0].state == "diverged"
     (tmp_path / "data").touch()
     give_order(tmp_path / "pool", RETRY, (0,), who="ada")

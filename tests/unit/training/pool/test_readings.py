@@ -15,7 +15,7 @@ from tests.unit.training.pool.test_reports import record, scalar
 def test_garbage_in_a_report_file_is_skipped_and_said(tmp_path: Path) -> None:
     program = "import os\nwith open(os.environ['HELIOS_REPORT'], 'wb') as file:\n"
     program += "    file.write(os.urandom(30_000_000))\n    file.write(b'\\n{\"loss\": 0.5}\\n')\n"
-    end, trials = run(a_sweep(tmp_path, program, metric="loss"))
+    end, trials = run(a_sweep(tmp_path, program, objectives={"loss": True}))
     assert (trials[0].state, trials[0].value) == (TrialState.FINISHED, 0.5)
     assert any("skipped" in note for note in end.notes)
 
@@ -40,7 +40,7 @@ for step in range(25):
 def written(tmp_path: Path, lines: str) -> TrialRecord:
     """The trial of a program that writes some bytes to its report file and ends."""
     program = f"import os\nwith open(os.environ['HELIOS_REPORT'], 'ab') as file:\n    {lines}\n"
-    _, trials = run(a_sweep(tmp_path, program, metric="accuracy"))
+    _, trials = run(a_sweep(tmp_path, program, objectives={"accuracy": True}))
     return trials[0]
 
 
@@ -72,12 +72,12 @@ if not again:
     pathlib.Path("once").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    _, trials = run(a_sweep(tmp_path, program, metric="accuracy"))
+    _, trials = run(a_sweep(tmp_path, program, objectives={"accuracy": True}))
     assert (trials[0].state, trials[0].value) == (TrialState.FINISHED, 0.9)
 
 
 def test_a_scalar_behind_a_large_event_is_read(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(record(bytes(1_000_000)) + record(scalar(1, 0.5)))
     program = "import os\nos.mkdir('runs')\nos.rename('large', 'runs/events.out.tfevents.1')"
-    _, trials = run(a_sweep(tmp_path, program, metric="a", events="runs"))
+    _, trials = run(a_sweep(tmp_path, program, objectives={"a": True}, events="runs"))
     assert trials[0].value == 0.5

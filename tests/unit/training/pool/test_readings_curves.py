@@ -43,7 +43,7 @@ def values(curve: tuple[CurvePoint, ...]) -> list[tuple[int, float | None]]:
 
 def test_a_trial_keeps_its_metric_by_step(tmp_path: Path) -> None:
     program = STEPS + "for step in range(5):\n    report(step=step, loss=5 - step)\n    wait(0.2)"
-    run(a_sweep(tmp_path, program, metric="loss", maximize=False))
+    run(a_sweep(tmp_path, program, objectives={"loss": False}))
     (curve,) = curves(tmp_path)
     assert values(curve) == [(step, 5 - step) for step in range(5)]
     assert 0.7 < curve[-1].seconds - curve[0].seconds < 30
@@ -51,7 +51,7 @@ def test_a_trial_keeps_its_metric_by_step(tmp_path: Path) -> None:
 
 def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
     program = STEPS + "for step in range(5_000):\n    report(step=step, loss=5_000 - step)"
-    run(a_sweep(tmp_path, program, metric="loss", maximize=False))
+    run(a_sweep(tmp_path, program, objectives={"loss": False}))
     (curve,) = curves(tmp_path)
     assert MOST_POINTS / 2 <= len(curve) <= MOST_POINTS
     assert (values(curve)[0], values(curve)[-1]) == ((0, 5_000), (4_999, 1))
@@ -59,7 +59,7 @@ def test_a_long_curve_is_thinned(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_finite_is_a_point_without_one(tmp_path: Path) -> None:
     program = STEPS + "for step in range(3):\n    report(step=step, loss=[1.0, float('nan'), 0.5][step])"
-    run(a_sweep(tmp_path, program, metric="loss", maximize=False))
+    run(a_sweep(tmp_path, program, objectives={"loss": False}))
     assert values(curves(tmp_path)[0]) == [(0, 1.0), (1, None), (2, 0.5)]
 
 
@@ -79,7 +79,7 @@ if not again:
 
 
 def test_a_restart_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
-    run(a_sweep(tmp_path, RESUMED, metric="loss", maximize=False))
+    run(a_sweep(tmp_path, RESUMED, objectives={"loss": False}))
     first, both = curves(tmp_path)
     assert values(first) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
     assert values(both) == [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
@@ -118,7 +118,7 @@ def test_a_pause_does_not_count_as_time(tmp_path: Path) -> None:
         return fixed_slots(snapshot)
 
     other = "import sys\nwhile sys.argv[1] == '1':\n    wait(0.1)\n    if os.path.exists('end'):\n        sys.exit()\n"
-    run(a_sweep(tmp_path, STEPS + other + PAUSED, (0, 1), metric="loss", maximize=False), decide=decide)
+    run(a_sweep(tmp_path, STEPS + other + PAUSED, (0, 1), objectives={"loss": False}), decide=decide)
     before, after = (attempt for attempt in read_runs(tmp_path / "pool") if attempt.number == 0)
     assert [point.step for point in after.curve] == [0, 1, 2, 3]
     assert after.started_s - before.ended_s > 2.5
@@ -153,7 +153,7 @@ def test_time_in_which_a_trial_is_held_back_does_not_count(tmp_path: Path, monke
         return fixed_slots(snapshot)
 
     device = share_by("slices", tmp_path, slots=2)
-    run(a_sweep(tmp_path, STEPS + SLICED, (0, 1), metric="loss"), devices=[device], decide=decide)
+    run(a_sweep(tmp_path, STEPS + SLICED, (0, 1), objectives={"loss": True}), devices=[device], decide=decide)
     little = next(attempt for attempt in read_runs(tmp_path / "pool") if attempt.number == 0)
     assert len(little.curve) == 20
     assert little.curve[-1].seconds < little.seconds + 1.0
@@ -165,7 +165,7 @@ from pathlib import Path
 from helios.training.pool.sweep import TrainingSweep
 from tests.unit.training.pool.sharing import share_by
 from tests.unit.training.pool.test_coordinator import a_sweep, run
-run(a_sweep(Path(sys.argv[1]), Path(sys.argv[2]).read_text(), metric="loss", maximize=False))
+run(a_sweep(Path(sys.argv[1]), Path(sys.argv[2]).read_text(), objectives={"loss": False}))
 """
 
 
@@ -191,7 +191,7 @@ while begin < 8:
         until(lambda: reports.exists() and len(reports.read_text().splitlines()) == 4 * kill)  # noqa: B023 - called here
         pool.send_signal(signal.SIGKILL)
         pool.wait()
-    run(a_sweep(tmp_path, program, metric="loss", maximize=False))
+    run(a_sweep(tmp_path, program, objectives={"loss": False}))
     (curve,) = curves(tmp_path)
     assert values(curve) == [(step, step) for step in range(12)]
     seconds = [point.seconds for point in curve]
@@ -206,12 +206,12 @@ def test_a_service_sees_the_curves_of_running_trials(tmp_path: Path) -> None:
         seen.extend(values(trial.curve) for trial in snapshot.trials)
         return fixed_slots(snapshot)
 
-    run(a_sweep(tmp_path, STEPS + "report(step=1, loss=0.5)\nwait(2)", metric="loss", maximize=False), decide=decide)
+    run(a_sweep(tmp_path, STEPS + "report(step=1, loss=0.5)\nwait(2)", objectives={"loss": False}), decide=decide)
     assert [(1, 0.5)] in seen
 
 
 def test_a_curve_is_read_from_event_files(tmp_path: Path) -> None:
     (tmp_path / "events").write_bytes(b"".join(record(scalar(step, step / 2)) for step in range(5)))
     program = "import os\nos.mkdir('runs')\nos.rename('events', 'runs/events.out.tfevents.1')"
-    run(a_sweep(tmp_path, program, metric="a", events="runs"))
+    run(a_sweep(tmp_path, program, objectives={"a": True}, events="runs"))
     assert values(curves(tmp_path)[0]) == [(step, step / 2) for step in range(5)]

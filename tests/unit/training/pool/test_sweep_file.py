@@ -61,7 +61,7 @@ def test_a_sweep_has_a_weight_and_may_change_it(sweep: Reader) -> None:
 
 def test_grid_may_name_its_metric_without_optuna(sweep: Reader) -> None:
     read = sweep(GRID + '[search]\nmetric = "loss"\ndirection = "minimize"\n')
-    assert (read.search, read.metric, read.maximize, read.trials) == (None, "loss", False, 6)
+    assert (read.search, read.objectives, read.trials) == (None, {"loss": False}, 6)
 
 
 def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reader, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ for step in range(30):
         tmp_path,
         program,
         [0.9, 0.8, 0.7, 0.3, 0.2],
-        metric="accuracy",
+        objectives={"accuracy": True},
         search=SearchMethod(
             trials=5, pruner="ThresholdPruner", pruner_options={"lower": 0.4}, sampler="", sampler_options={}, seed=1
         ),

@@ -28,11 +28,10 @@ from helios.training.model import (
     TrialForecast,
     TrialState,
 )
-from helios.training.pair_profiles import PairProfiles
 from helios.training.services import build_for_pool, packing
 from helios.training.services.packing import Packing, PackingOptions, least_device_time
 from helios.training.sharing_rules import share_fixed
-from helios.training.simulated_trials import SimulatedTrial
+from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import PoolCosts, SimulatedPool
 from tests.examples import examples
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helios.training.pair_profiles import ProfilesInvalid, read_pair_profiles
+from benchmarks.pair_profiles import ProfilesInvalid, read_pair_profiles
 
 
 def test_published_speeds_are_read(tmp_path: Path) -> None:

@@ -1,39 +1,19 @@
-"""Measured speeds of trials alone and in pairs."""
+"""Published speeds of trials alone and in pairs, for benchmarks of packing."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from helios.errors import HeliosError
+from helios.training.simulated_trials import PairProfiles
 
 
 class ProfilesInvalid(HeliosError):
     """Measured speeds cannot be read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PairProfiles:
-    """Measured speeds of families, alone and in pairs.
-
-    Attributes
-    ----------
-    families : tuple of str
-        n of them.
-    alone : float64 array of shape (n,)
-        Steps a second alone.
-    beside : float64 array of shape (n, n)
-        Speed of the row's family beside one of the column's, as a share of its speed alone; NaN: they do not fit.
-    """
-
-    families: tuple[str, ...]
-    alone: NDArray[np.float64]
-    beside: NDArray[np.float64]
 
 
 def read_pair_profiles(path: Path, *, gpu: str) -> PairProfiles:
