@@ -235,7 +235,10 @@ class Agent:
         self._report_started(trial, process.pid)
 
     def _make_group(self, name: str, limit_mib: float | None) -> Path | None:
-        """Return a new control group with a limit, None where the limit is kept by watching."""
+        """Return a new control group with a limit, or None.
+
+        Without one the limit is kept by watching.
+        """
         if limit_mib is not None and self._groups is not None:
             with contextlib.suppress(OSError):
                 return self._groups.make(name, limit_mib)

@@ -298,7 +298,7 @@ class TrainingSweep:
 
 
 def parse_memory(text: str) -> float | None:
-    """Return an amount of memory such as ``512M`` or ``4G`` in MiB, None where it is none."""
+    """Return an amount such as ``512M`` or ``4G`` in MiB, or None."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?", text)
     if parts is None or not float(parts[1]):
         return None
