@@ -91,20 +91,23 @@ def run(sweep: str | Path | Mapping[str, Any], **options: Any) -> Pool:
     folder = path.with_suffix(".pool")
     if options.get("folder") is not None:
         folder = options["folder"] = Path(options["folder"])
-    watcher, failures = _Interruptions(), list[BaseException]()
+    # A join that is interrupted takes the thread for ended (Python 3.11), so an event says when it is.
+    watcher, failures, ended = _Interruptions(), list[BaseException](), threading.Event()
 
     def work() -> None:
         try:
             run_pools([path], read=read, watcher=watcher, **options)
         except BaseException as reason:  # raised again where the caller waits
             failures.append(reason)
+        finally:
+            ended.set()
 
     # In a thread, since signals of the process belong to whoever calls this.
     thread = threading.Thread(target=work, name="helios pool")
     thread.start()
-    while thread.is_alive():
+    while not ended.is_set():
         try:
-            thread.join(_LOOK_S)
+            ended.wait(_LOOK_S)
         except KeyboardInterrupt:
             watcher.count += 1
     if failures:

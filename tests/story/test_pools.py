@@ -98,3 +98,16 @@ def test_an_interruption_ends_the_trials_and_the_call_goes_on(folder: Path) -> N
 def test_a_wrong_sweep_is_refused(folder: Path, change: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         pools.run(a_sweep(0.1) | change)
+
+
+def test_where_an_interruption_is_raised_no_trial_runs(folder: Path) -> None:
+    (folder / "train.py").write_text(WAITS + TRAIN)
+    sweep = json.dumps({**a_sweep(0.1, 0.2), "grace_s": 0.1})
+    code = (
+        f"import json, helios.pools as pools\ntry:\n    pools.run(json.loads({sweep!r}), kind='cpu')\n"
+        "except KeyboardInterrupt:\n    print({row['state'] for row in pools.load('sweep.pool').rows})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True)
+    until(lambda: (folder / "sweep.pool").exists() and "started" in (folder / "sweep.pool/state.jsonl").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[0].strip() == "{'waiting'}"

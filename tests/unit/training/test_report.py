@@ -44,8 +44,7 @@ def test_trials_that_reported_other_metrics_are_counted_with_their_names() -> No
     result = PoolResult(
         name="sweep.toml",
         folder="sweep.pool",
-        metric="accuracy",
-        maximize=True,
+        objectives={"accuracy": True},
         devices=(),
         trials=trials,
         total=4,
