@@ -295,7 +295,8 @@ def stop_(chosen: Chosen = None, as_json: AsJson = False) -> None:
     """Stop a pool, or end some of its trials for good.
 
     A pool that stops does what it does after Ctrl-C: trials are asked for a checkpoint, and the same command goes on
-    later. All pools that share the folder stop. Trials with these numbers are asked to stop and end as pruned.
+    later. All pools that share the folder stop. Trials with these numbers are asked to stop and end as pruned; one that
+    does not look and ends by itself has finished.
     """
     from helios.training.pool.orders import STOP  # noqa: PLC0415 - no help needs it
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from helios.errors import UsageError
 from helios.ports import Progress
-from helios.training.model import TrialState
 from helios.training.pool.orders import MAY_RUN_AGAIN, RETRY, STOP, give_order, size_of_orders
 from helios.training.pool.provenance import own_name
 from helios.training.status import PoolStatus, read_status
@@ -112,5 +111,5 @@ def _is_done(status: PoolStatus, what: str, trials: Sequence[int], place: int) -
     if what == RETRY:
         return status.records.orders >= place
     if trials:
-        return all(status.trial(number).state is TrialState.PRUNED for number in trials)
+        return all(status.trial(number).ended for number in trials)
     return not status.live or all(shown.get("hold") for shown in status.live.values())

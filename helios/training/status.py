@@ -20,6 +20,7 @@ from typing import Any
 
 from helios.errors import UsageError
 from helios.training.model import TrialState, name_directions
+from helios.training.pool.orders import PoolOrder, waiting_orders
 from helios.training.pool.provenance import MADE_WITH
 from helios.training.pool.reports import Report, read_end, read_last_report
 from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records, trial_folder
@@ -49,6 +50,8 @@ class PoolStatus:
         Lines of the trial that was asked for.
     reports : mapping
         Last report of running trials.
+    orders : sequence of PoolOrder
+        Those that no run has carried out yet.
     """
 
     folder: Path
@@ -58,6 +61,7 @@ class PoolStatus:
     reports: Mapping[int, Report]
     now_s: float
     history: Sequence[Mapping[str, Any]] = ()
+    orders: Sequence[PoolOrder] = ()
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -161,9 +165,12 @@ class PoolStatus:
         """Return a trial with what reproduces it."""
         run = self.run_of(trial)
         checkpoints = self.trial_folder(trial.number) / "checkpoints"
+        has_any = False
+        with suppress(OSError):
+            has_any = any(checkpoints.iterdir())
         return {
             **self.trial_json(trial),
-            "checkpoints": str(checkpoints) if checkpoints.is_dir() else None,
+            "checkpoints": str(checkpoints) if has_any else None,
             "command": self.command(trial),
             "provenance": {**{name: run.get(name) for name in MADE_WITH}, "seed": self.seed(trial)},
         }
@@ -262,6 +269,7 @@ class PoolStatus:
             "best": [self.trial_json(trial) for trial in self.best()],
             "running_trials": [self.trial_json(trial) for trial in self.running],
             "failed": [self.trial_json(trial) for trial in self.failed],
+            "orders": [{"order": each.what, "trials": list(each.numbers), "who": each.who} for each in self.orders],
         }
 
 
@@ -324,6 +332,7 @@ def read_status(folder: Path, *, history_of: int | None = None) -> PoolStatus:
         reports=reports,
         now_s=time.time(),
         history=history,
+        orders=waiting_orders(folder, records, owner=owner),
     )
 
 

@@ -38,7 +38,12 @@ def status_lines(status: PoolStatus, *, width: int) -> list[Any]:
     for trial in status.failed[-MOST_FAILED:]:
         reason = trial.reason.partition("; see ")[0]
         lines.append(escape(f"Trial {trial.number} failed: {reason}; log: {status.log(trial)}"))
-    return [*lines, *_more(len(status.failed) - MOST_FAILED)]
+    lines += _more(len(status.failed) - MOST_FAILED)
+    for order in status.orders[-MOST_FAILED:]:
+        trials = ", ".join(map(str, order.numbers[:MOST_FAILED])) + (" ..." if len(order.numbers) > MOST_FAILED else "")
+        chosen = f"trial{'s' * (len(order.numbers) > 1)} {trials}" if order.numbers else "all that failed"
+        lines.append(escape(f"Ordered by {order.who}, not done yet: {order.what} {chosen}"))
+    return lines
 
 
 def best_lines(status: PoolStatus, trials: Iterable[TrialRecord]) -> list[Any]:

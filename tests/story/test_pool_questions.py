@@ -183,6 +183,9 @@ def test_a_dead_pool_s_orders_are_carried_out_once_by_the_next(
     waiting.wait()
     assert "next run" in helios("pool", "retry", 1).out
     assert "next run" in helios("pool", "stop", 6).out
+    waits = [(order["order"], order["trials"]) for order in helios("pool", "status", "--json").json["orders"]]
+    assert waits == [("retry", [1]), ("stop", [6])]
+    assert "not done yet: retry trial 1" in helios("pool", "status").out
     (sweep.parent / "go").touch()
     for _ in range(2):
         helios("pool", "run", sweep, code=1)

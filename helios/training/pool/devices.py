@@ -59,6 +59,10 @@ def find_devices(
     UsageError
         There are no GPUs that can be asked for, or it is not known what a shard is.
     """
+    if kind not in {None, "gpu", "cpu"}:
+        raise UsageError(f"{kind!r} is no kind of device.", hint="Choose gpu or cpu.")
+    if memory_mib is not None and memory_mib <= 0:
+        raise UsageError(f"{memory_mib:g} MiB is no memory to share.", hint="Say how much of each device is.")
     gpus = () if kind == "cpu" else _visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if gpus:
         part = 1.0 if memory_mib else min(1.0, gpus_by_shards(os.environ) / len(gpus))

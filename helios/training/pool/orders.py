@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ from helios.errors import FileUnwritable
 from helios.lines_file import LinesFile, try_lock
 from helios.private_files import open_private
 from helios.training.model import TrialState
-from helios.training.pool.reports import GrowingFile
+from helios.training.pool.reports import GrowingFile, PlainFile
 
 if TYPE_CHECKING:
     from helios.training.pool.attempts import Attempts
     from helios.training.pool.notes import Notes
+    from helios.training.pool.state import Records
     from helios.training.pool.trials import SweepTrials
 
 FILE = "orders.jsonl"
@@ -32,6 +33,8 @@ MAY_RUN_AGAIN = frozenset({TrialState.FAILED, TrialState.DIVERGED})
 """States after which a trial may be run again: those without a result."""
 LONGEST_ORDER = 1 << 16
 """Bytes of a line, of some ten thousand trials."""
+MOST_SHOWN = 1 << 20
+"""Bytes of the file in which orders that wait are looked for."""
 _LOCK_S = 5.0
 """How long somebody else may write an order."""
 
@@ -90,6 +93,23 @@ def size_of_orders(folder: Path) -> int:
     with suppress(OSError):
         return (folder / FILE).stat().st_size
     return 0
+
+
+def waiting_orders(folder: Path, records: Records, *, owner: int) -> list[PoolOrder]:
+    """Return the orders on trials that no run has carried out yet."""
+    written, place, waiting = b"", 0, []
+    with suppress(OSError), closing(PlainFile(folder / FILE, owner=owner)) as file:
+        written = os.pread(file.handle, MOST_SHOWN, 0)
+    for line in written.split(b"\n")[:-1]:
+        place += len(line) + 1
+        order = _parse(line, place)
+        if order is None:
+            continue
+        trials = [records.trials[number] for number in order.numbers if number in records.trials]
+        open_ = any(not trial.ended and trial.order <= place for trial in trials)
+        if place > records.orders if order.what == RETRY else open_:
+            waiting.append(order)
+    return waiting
 
 
 class Orders:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,12 @@ def test_the_cpu_has_free_memory_and_a_slot_each_core() -> None:
     (cpu,) = find_devices(kind="cpu")
     assert (cpu.name, cpu.slots) == ("cpu:0", cores())
     assert 0 < cpu.memory_mib <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "tpu"}, {"memory_mib": -5.0}])
+def test_what_is_no_device_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        find_devices(**wrong)
 
 
 def test_a_slurm_job_has_no_more_memory_than_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
