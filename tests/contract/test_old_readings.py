@@ -148,5 +148,5 @@ def test_a_file_that_was_loaded_again_is_loaded_once_only(warehouse: Warehouse, 
 def test_an_empty_warehouse_is_upgraded_without_a_note(database: str) -> None:
     move(database, "up", "0012")
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == [migrate.HEAD]
+        assert older.upgrade()[-1] == migrate.HEAD
         assert older.clusters().empty

@@ -92,7 +92,7 @@ def code_on_the_page(language: str) -> list[str]:
 
 
 def test_the_page_shows_the_service_and_its_tests_as_they_are() -> None:
-    service, tests = code_on_the_page("python")
+    service, tests, *_ = code_on_the_page("python")
     assert service == (PACKAGE / "helios_night_owl.py").read_text()
     assert (PACKAGE / "tests" / "test_night_owl.py").read_text().startswith(tests)
     assert "check_service" in tests

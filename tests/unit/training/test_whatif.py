@@ -166,7 +166,7 @@ def test_too_large_a_device_demand_is_counted(sweep: Path) -> None:
 
 
 def test_a_folder_that_is_no_pool_is_refused(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileUnreadable, match="not of a pool"):
+    with pytest.raises(FileUnreadable, match="cannot be read"):
         pool_whatif(sweep, folders=[tmp_path], **TOLD)
 
 

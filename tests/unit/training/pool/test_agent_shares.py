@@ -40,6 +40,10 @@ with open(os.environ["HELIOS_TRIAL_FOLDER"] + "/pid", "w") as file:
 while not os.path.exists(os.environ["HELIOS_REQUESTS"]):
     sum(range(10_000))
 """
+pytestmark = pytest.mark.usefixtures("one_core")
+"""With more cores than programs nobody would have to wait for a turn."""
+AT_NIGHT_ON_A_GPU = pytest.param("gpu", marks=pytest.mark.nightly)
+"""Its turns are those of the CPU but for their length and what they are charged by."""
 
 
 @pytest.fixture
@@ -124,8 +128,7 @@ class Shares:
         return shares(self.plan[len(self.got)])
 
 
-@pytest.mark.usefixtures("one_core")
-@pytest.mark.parametrize("device", ["weights", "slices", "gpu"], indirect=True)
+@pytest.mark.parametrize("device", ["weights", "slices", AT_NIGHT_ON_A_GPU], indirect=True)
 def test_trials_get_the_shares_of_the_cpu_that_a_service_gives(tmp_path: Path, device: Device) -> None:
     plan: list[Mapping[int, float | None]] = [{0: 0.6, 1: 0.3, 2: 0.1}, {0: 0.1, 2: None}]
     service = Shares(tmp_path / "pool", plan)
@@ -137,7 +140,6 @@ def test_trials_get_the_shares_of_the_cpu_that_a_service_gives(tmp_path: Path, d
     assert pool_processes(tmp_path / "pool") == []
 
 
-@pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("device", ["weights", "slices"], indirect=True)
 def test_a_trial_that_sleeps_keeps_nobody_off_the_cpu(tmp_path: Path, device: Device) -> None:
     program = """
@@ -196,7 +198,7 @@ def test_all_that_a_trial_started_is_held_back_and_ended(tmp_path: Path, device:
     assert pool_processes(tmp_path / "pool") == []
 
 
-@pytest.mark.parametrize("device", ["slices", "gpu"], indirect=True)
+@pytest.mark.parametrize("device", ["slices", AT_NIGHT_ON_A_GPU], indirect=True)
 def test_a_held_trial_goes_on_when_asked_to_pause(tmp_path: Path, device: Device) -> None:
     watched = Watched()
     service = HeldBack(tmp_path / "pool", lambda own: [PauseTrial(number=1, reason="a test")])
@@ -294,8 +296,7 @@ while not os.path.exists(os.environ["HELIOS_REQUESTS"]):
 """
 
 
-@pytest.mark.usefixtures("one_core")
-@pytest.mark.parametrize("device", ["weights", "slices"], indirect=True)
+@pytest.mark.parametrize("device", ["slices", pytest.param("weights", marks=pytest.mark.nightly)], indirect=True)
 def test_speed_and_length_count_only_while_a_trial_runs(tmp_path: Path, device: Device) -> None:
     measured: dict[int, float] = {}
     learnt: list[SharedSpeed] = []
@@ -331,7 +332,6 @@ class InThisRoot:
         pass
 
 
-@pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize("how", [{"container": InThisRoot()}, {"warm": ["json"]}], ids=["container", "warm"])
 def test_trials_in_containers_and_forks_get_their_shares(tmp_path: Path, device: Device, how: dict[str, Any]) -> None:
     service = Shares(tmp_path / "pool", [{0: 0.6, 1: 0.3, 2: 0.1}])
