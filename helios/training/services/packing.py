@@ -272,8 +272,9 @@ class _Decision:
         wait_s = len(unknown) * SAMPLE_S / 2 / max(1, len(self.devices))
         self.waits_for_speeds = not is_clear and wait_s <= MOST_WAITING * self.planned_s
         self.loses = not is_clear and bool(shares)
+        self._turns = {trial.number: self.turn(trial) for trial in self.waiting}
         for queue in self.queue.values():
-            queue.sort(key=self.turn)
+            queue.sort(key=lambda trial: self._turns[trial.number])
         self.sampling = (
             not self.for_results and self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
         )
@@ -387,7 +388,7 @@ class _Decision:
         if self.sampling:
             heads = [trial for trial in heads if trial.family not in self.measured_alone] or heads
         if heads:
-            trial = min(heads, key=self.turn)
+            trial = min(heads, key=lambda trial: self._turns[trial.number])
             is_shared = not self.most_needed_mib and self.queue_length() > len(self.devices)
             limit_mib = self.need_mib(trial) or (device.memory_mib / 2 if is_shared else None)
             self.start(trial, device, "a device is free", limit_mib=None if _ran_out_twice(trial) else limit_mib)
