@@ -23,7 +23,16 @@ from helios.training.model import TrialState, name_directions
 from helios.training.pool.orders import PoolOrder, waiting_orders
 from helios.training.pool.provenance import MADE_WITH
 from helios.training.pool.reports import Report, read_end, read_last_report
-from helios.training.pool.state import FILE, MEMBERS, Records, TrialRecord, is_locked, read_records, trial_folder
+from helios.training.pool.state import (
+    FILE,
+    MEMBERS,
+    NAME_A_POOL,
+    Records,
+    TrialRecord,
+    is_locked,
+    read_records,
+    trial_folder,
+)
 from helios.training.pool.sweep import fill_word, find_placeholders
 from helios.training.report import find_best
 
@@ -35,7 +44,6 @@ MOST_REPORTS = 256
 """Running trials whose reports are read for one answer."""
 LOG_LINES, LONGEST_LOG_LINE = 10, 1_000
 _SEED = re.compile(r"(^|[_.-])(seed|random_state)($|[_.-])", re.IGNORECASE)
-_FOLDER = "Name the folder of a pool, as sweep.pool, or its sweep file."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +173,9 @@ class PoolStatus:
         """Return a trial with what reproduces it."""
         run = self.run_of(trial)
         checkpoints = self.trial_folder(trial.number) / "checkpoints"
-        has_any = False
-        with suppress(OSError):
-            has_any = any(checkpoints.iterdir())
         return {
             **self.trial_json(trial),
-            "checkpoints": str(checkpoints) if has_any else None,
+            "checkpoints": str(checkpoints) if any(checkpoints.glob("*")) else None,
             "command": self.command(trial),
             "provenance": {**{name: run.get(name) for name in MADE_WITH}, "seed": self.seed(trial)},
         }
@@ -291,12 +296,12 @@ def find_pool(place: Path | None) -> Path:
         if len(found) != 1:
             names = ", ".join(folder.name for folder in found[:5]) + (" ..." if len(found) > 5 else "")
             problem = f"There are {len(found)} pools here: {names}." if found else "There is no pool here."
-            raise UsageError(problem, hint=_FOLDER)
+            raise UsageError(problem, hint=NAME_A_POOL)
         return found[0]
     try:
         is_folder = stat.S_ISDIR(place.stat().st_mode)
     except OSError as reason:
-        raise UsageError(f"{place}: {reason.strerror}.", hint=_FOLDER) from reason
+        raise UsageError(f"{place}: {reason.strerror}.", hint=NAME_A_POOL) from reason
     folder = place if is_folder else place.with_suffix(".pool")
     if not folder.exists():
         raise UsageError(f"{place} has no pool yet.", hint=f"Start it: helios pool run {place}")

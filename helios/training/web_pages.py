@@ -140,18 +140,19 @@ def _stored(site: Site, reader: Reader, *, pool: str | None = None) -> list[Stor
 
 
 def _pool_sections(pool: StoredPool, summary: Mapping[str, Any]) -> list[PageSection]:
-    best = pool.plotted().ranked[:1]
+    plotted = pool.plotted()
+    ranked = plotted.ranked
     lines = [
         f"{summary['program'][:LONGEST_CELL]} of {summary['user']}: {_outcomes(summary['trials'])}.",
         *(
             f"Best {summary['metric']}: {trial.value:.5g}, trial {trial.number} ({write_parameters(trial.parameters)})."
-            for trial in best
+            for trial in ranked[:1]
             if summary["metric"]
         ),
         f"From {summary['started_at']} to {summary['last_ended_at']} UTC, {summary['gpu_hours']:,.1f} GPU hours.",
     ]
     names = ("Trial", "Parameters", "Outcome", summary["metric"] or "Metric", "Time", "Memory", "Attempt")
-    order = {trial.number: place for place, trial in enumerate(pool.plotted().ranked)}
+    order = {trial.number: place for place, trial in enumerate(ranked)}
     last = sorted(pool.last, key=lambda run: (order.get(run.number, len(order)), run.number))
     seconds: dict[int, float] = defaultdict(float)
     for run in pool.runs:
@@ -172,7 +173,7 @@ def _pool_sections(pool: StoredPool, summary: Mapping[str, Any]) -> list[PageSec
     table = TableCells(header=[(name, place < 3) for place, name in enumerate(names)], rows=rows)
     return [
         PageSection(title=Path(summary["program"]).name[:LONGEST_CELL], sentences=lines),
-        *pool_figures(pool.plotted()),
+        *pool_figures(plotted),
         PageSection(title="Trials that have ended", tables=[table], notes=notes),
     ]
 

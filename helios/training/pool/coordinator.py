@@ -100,8 +100,6 @@ class Coordinator:
         Other nodes of the allocation.
     mps : bool
         Whether to run NVIDIA's MPS on each node while the pool runs.
-    notes : sequence of str
-        What a person should know from the start.
     """
 
     def __init__(

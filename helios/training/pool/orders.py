@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ MAY_RUN_AGAIN = frozenset({TrialState.FAILED, TrialState.DIVERGED})
 """States after which a trial may be run again: those without a result."""
 LONGEST_ORDER = 1 << 16
 """Bytes of a line, of some ten thousand trials."""
-MOST_SHOWN = 1 << 20
+MOST_READ = 1 << 20
 """Bytes of the file in which orders that wait are looked for."""
 _LOCK_S = 5.0
 """How long somebody else may write an order."""
@@ -97,17 +97,15 @@ def size_of_orders(folder: Path) -> int:
 
 def waiting_orders(folder: Path, records: Records, *, owner: int) -> list[PoolOrder]:
     """Return the orders on trials that no run has carried out yet."""
-    written, place, waiting = b"", 0, []
+    written, waiting = b"", []
     with suppress(OSError), closing(PlainFile(folder / FILE, owner=owner)) as file:
-        written = os.pread(file.handle, MOST_SHOWN, 0)
-    for line in written.split(b"\n")[:-1]:
-        place += len(line) + 1
-        order = _parse(line, place)
+        written = os.pread(file.handle, MOST_READ, 0)
+    for _, order in _parse_lines(written.split(b"\n")[:-1], 0):
         if order is None:
             continue
         trials = [records.trials[number] for number in order.numbers if number in records.trials]
-        open_ = any(not trial.ended and trial.order <= place for trial in trials)
-        if place > records.orders if order.what == RETRY else open_:
+        open_ = any(not trial.ended and trial.order <= order.place for trial in trials)
+        if order.place > records.orders if order.what == RETRY else open_:
             waiting.append(order)
     return waiting
 
@@ -154,9 +152,8 @@ class Orders:
         place = self._file.place - len(new) - len(self._half)
         *lines, self._half = (self._half + new).split(b"\n")
         orders = []
-        for line in lines:
-            place += len(line) + 1
-            if (order := _parse(line, place)) is not None:
+        for line, order in _parse_lines(lines, place):
+            if order is not None:
                 orders.append(order)
             else:
                 self._notes.note(f"A line of {FILE} is no order and was skipped, such as {line[:60]!r}", key=FILE)
@@ -193,6 +190,16 @@ class Orders:
                 attempt.stop(self._trials.sweep.grace_s, why=reason)
         elif self._trials.pool_number(record) in self._trials.waiting and not state.problem:
             self._trials.withdraw(record, reason=f"stopped by {order.who}")
+
+
+def _parse_lines(lines: Iterable[bytes], place: int) -> Iterator[tuple[bytes, PoolOrder | None]]:
+    """Yield each line and its order, None where it is none.
+
+    The first line begins at a place of the file.
+    """
+    for line in lines:
+        place += len(line) + 1
+        yield line, _parse(line, place)
 
 
 def _parse(line: bytes, place: int) -> PoolOrder | None:

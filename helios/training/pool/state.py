@@ -39,7 +39,7 @@ MEMBERS = "members"
 """Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
 LIVE_BYTES = 4_096
 """Size of such a file, so that writing to it needs no room on a full disk."""
-_FOLDER = "Name the folder of a pool, as sweep.pool, or its sweep file."
+NAME_A_POOL = "Name the folder of a pool, as sweep.pool, or its sweep file."
 _RETRY_S = 2.0
 """After how long a full disk is tried again."""
 
@@ -168,7 +168,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
                 elif "run" in entry:
                     runs.append(_run(entry, pool=pool, attempt=attempts[number], parameters=parameters[number]))
     except OSError as reason:
-        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=_FOLDER) from reason
+        raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=NAME_A_POOL) from reason
     except (ValueError, KeyError, TypeError, AttributeError) as reason:
         raise _line_unreadable(path, place) from reason
     return runs
@@ -254,7 +254,7 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
         with closing(PlainFile(path, owner=folder.stat().st_uid)) as file:
             lines = LinesFile(file.handle).read()
     except OSError as reason:
-        hint = "Only the account that runs a pool may read it." if isinstance(reason, PermissionError) else _FOLDER
+        hint = "Only the account that runs a pool may read it." if isinstance(reason, PermissionError) else NAME_A_POOL
         raise FileUnreadable(f"{path} cannot be read: {reason.strerror}", hint=hint) from reason
     entries = records.apply_lines(lines, path)
     return records, [entry for entry in entries if history_of is not None and entry.get("trial") == history_of]
@@ -262,7 +262,7 @@ def read_records(folder: Path, *, history_of: int | None = None) -> tuple[Record
 
 def _line_unreadable(path: Path, place: int) -> FileUnreadable:
     if place == 1:
-        return FileUnreadable(f"{path}, line 1, is not of a pool.", hint=_FOLDER)
+        return FileUnreadable(f"{path}, line 1, is not of a pool.", hint=NAME_A_POOL)
     hint = "Bring the file back from a copy, or run the sweep anew in another place: --folder FOLDER"
     return FileUnreadable(f"{path}, line {place}, is damaged.", hint=hint)
 
