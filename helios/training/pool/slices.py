@@ -24,8 +24,8 @@ MOST_CREDIT = 2.0
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A trial that takes turns.
+class _TimeCredit:
+    """Time that a trial may still use.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class TimeSlices:
 
     def __init__(self, slice_s: float) -> None:
         self.slice_s, self._places = slice_s, 1
-        self._turns: dict[int, _Turn] = {}
+        self._credits: dict[int, _TimeCredit] = {}
 
     def set_shares(self, shares: Mapping[int, float], places: int) -> None:
         """Change the shares, and keep the credit of those that stay.
@@ -66,10 +66,10 @@ class TimeSlices:
         """
         self._places = places
         parts = fill_places(shares, places)
-        before, self._turns = self._turns, {}
+        before, self._credits = self._credits, {}
         for number, part in parts.items():
-            turn = self._turns[number] = before.get(number) or _Turn(part)
-            turn.part = part
+            credit = self._credits[number] = before.get(number) or _TimeCredit(part)
+            credit.part = part
 
     def charge(self, elapsed_s: float, used_s: Mapping[int, float], wanted_s: Mapping[int, float]) -> None:
         """Charge the trials that ran for a time.
@@ -81,23 +81,23 @@ class TimeSlices:
             How much of it each of them used, and would have used without others on the machine, s of a place.
         """
         for number, wanted in wanted_s.items():
-            if number in self._turns and elapsed_s >= self.slice_s / 2:  # in less, CPU time is not known well
-                self._turns[number].use = min(1.0, wanted / elapsed_s)
+            if number in self._credits and elapsed_s >= self.slice_s / 2:  # in less, CPU time is not known well
+                self._credits[number].use = min(1.0, wanted / elapsed_s)
         # A trial that waits for something else is owed nothing, so that the others' credits do not sink.
-        owed = {number: turn for number, turn in self._turns.items() if number not in used_s or turn.use >= 0.5}
+        owed = {number: credit for number, credit in self._credits.items() if number not in used_s or credit.use >= 0.5}
         total_s = sum(used_s.get(number, 0.0) for number in owed)
-        parts = sum(turn.part for turn in owed.values())
+        parts = sum(credit.part for credit in owed.values())
         most_s = MOST_CREDIT * self.slice_s
-        for number, turn in owed.items():
-            change_s = total_s * turn.part / parts - used_s.get(number, 0.0)
-            turn.credit_s = max(-most_s, min(most_s, turn.credit_s + change_s))
+        for number, credit in owed.items():
+            change_s = total_s * credit.part / parts - used_s.get(number, 0.0)
+            credit.credit_s = max(-most_s, min(most_s, credit.credit_s + change_s))
 
     def choose(self, numbers: Iterable[int]) -> set[int]:
         """Return which of these trials run in the next slice.
 
         First is who would have used up its credit first.
         """
-        turns = {number: self._turns[number] for number in numbers if number in self._turns}
+        turns = {number: self._credits[number] for number in numbers if number in self._credits}
         room, chosen = float(self._places), set[int]()
         for number in sorted(turns, key=lambda each: ((self.slice_s - turns[each].credit_s) / turns[each].part, each)):
             if room >= LEAST_ROOM or turns[number].use <= IDLE_USE:

@@ -272,9 +272,9 @@ class _Decision:
         wait_s = len(unknown) * SAMPLE_S / 2 / max(1, len(self.devices))
         self.waits_for_speeds = not is_clear and wait_s <= MOST_WAITING * self.planned_s
         self.loses = not is_clear and bool(shares)
-        self._turns = {trial.number: self.turn(trial) for trial in self.waiting}
+        self._start_orders = {trial.number: self.start_order(trial) for trial in self.waiting}
         for queue in self.queue.values():
-            queue.sort(key=lambda trial: self._turns[trial.number])
+            queue.sort(key=lambda trial: self._start_orders[trial.number])
         self.sampling = (
             not self.for_results and self.loses and bool(unknown) and 3 * wait_s <= MOST_SAMPLING * self.planned_s
         )
@@ -388,7 +388,7 @@ class _Decision:
         if self.sampling:
             heads = [trial for trial in heads if trial.family not in self.measured_alone] or heads
         if heads:
-            trial = min(heads, key=lambda trial: self._turns[trial.number])
+            trial = min(heads, key=lambda trial: self._start_orders[trial.number])
             is_shared = not self.most_needed_mib and self.queue_length() > len(self.devices)
             limit_mib = self.need_mib(trial) or (device.memory_mib / 2 if is_shared else None)
             self.start(trial, device, "a device is free", limit_mib=None if _ran_out_twice(trial) else limit_mib)
@@ -682,7 +682,7 @@ class _Decision:
         """Return whether a trial would end last if it did not run now."""
         return self.sees_end and self.left_s(trial) > LONG * self.planned_s
 
-    def turn(self, trial: Trial) -> tuple[float, float, int]:
+    def start_order(self, trial: Trial) -> tuple[float, float, int]:
         """Return the order of a class's trials, urgent, short and heavy first."""
         length_s = 1.0 if self.loses else self.left_s(trial)
         return -round(self.urgency(trial), 2), length_s / max(EPSILON, trial.weight), trial.number
