@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # its package imports pandas, which who asks how a pool is does not need
     from helios.model.trial_runs import CurvePoint, TrialRun
+    from helios.training.target import StepsToTarget, Target
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -93,6 +94,8 @@ class TrialForecast:
         Time from start to end alone on a device, s.
     steps_per_s : float, optional
         Speed alone on a device.
+    first, second : StepsToTarget, optional
+        How much more it needs to the targets of its sweep.
     """
 
     memory_p50_mib: float | None = None
@@ -101,6 +104,8 @@ class TrialForecast:
     seconds_p50: float | None = None
     seconds_p90: float | None = None
     steps_per_s: float | None = None
+    first: StepsToTarget | None = None
+    second: StepsToTarget | None = None
 
 
 def peak_hardly_exceeded(peaks_mib: Sequence[float]) -> float | None:
@@ -166,6 +171,10 @@ class Trial:
         Name of its sweep. Empty where the pool has one only.
     owner : str
         Whose sweep it is.
+    target : Target, optional
+        Target of its sweep, which the first trial that reaches it delivers.
+    targets_reached : int
+        How many targets its sweep has reached: 0, 1 or 2.
     """
 
     number: int
@@ -190,6 +199,8 @@ class Trial:
     curve: tuple[CurvePoint, ...] = ()
     sweep: str = ""
     owner: str = ""
+    target: Target | None = None
+    targets_reached: int = 0
 
     @property
     def label(self) -> str:
