@@ -192,7 +192,7 @@ def _points(steps: Array, distances: Array) -> _Points:
 
 
 def _crossing(points: _Points, times: Array, between: float, horizon: float | None, prior: CurvePrior) -> Array:
-    """Return the probability that the target is reached by each of the times but the first."""
+    """Return the probability that the target is reached by each later time."""
     last, scales, y, w = times[0], SCALES * times[0], points.values, points.weights
     shapes = _shapes(np.concatenate([points.steps, times]), scales)
     shapes[-1] /= shapes[-1, :, -1:]  # of the one that never ends, the height is that at the end
