@@ -152,7 +152,7 @@ class SweepTarget:
 
     @staticmethod
     def _seconds(attempt: Attempt, report: Report, at_s: float) -> float | None:
-        """Return how long a trial had trained at a report. None where that is not known."""
+        """Return how long a trial had trained at a report, s."""
         if report.step is not None:
             points = attempt.curve.points
             return next((point.seconds for point in points if point.step >= report.step), None)
