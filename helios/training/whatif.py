@@ -197,7 +197,7 @@ def prepare_sweep(
     most: int = MOST_TRIALS,
     run_time_source: str = "--run-time",
 ) -> PreparedSweep:
-    """Return what a simulation of a sweep needs, from earlier runs and options.
+    """Return what a simulation of a sweep needs.
 
     The other arguments are those of :func:`pool_whatif`.
 
@@ -280,9 +280,9 @@ def prepare_sweep(
 def profiles_by_gain(
     ready: Sequence[PreparedSweep], gains: tuple[float, float] | None
 ) -> dict[float | None, PairProfiles]:
-    """Return the speeds of the families of sweeps, by the gain of pairs that were never measured.
+    """Return the speeds of families by the gain of unmeasured pairs.
 
-    None where all were. With ``gains`` no measured pair is used.
+    It is None where all were. With ``gains`` no measured pair is used.
     """
     names = tuple(dict.fromkeys(name for each in ready for name in each.families))
     alone, shares = _speeds(

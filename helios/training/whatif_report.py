@@ -103,7 +103,7 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
 
 
 def setting_lines(about: str, devices: Sequence[Device], gains: Iterable[float | None]) -> list[str]:
-    """Return on what was simulated, and how two trials share a GPU where that is not known."""
+    """Return lines on what was simulated."""
     memory = memory_in_words(devices[0].memory_mib)
     lines = [f"{about} on {count_in_words(len(devices), 'GPU')} of {memory}, simulated."]
     if None not in (known := [*gains]):
