@@ -146,7 +146,7 @@ def _times(last: float, between: float, horizon: float | None) -> Array:
 
 
 def _shapes(t: Array, scales: Array) -> Array:
-    """Return the value of each shape at each step, an array of shape (forms, scales, steps)."""
+    """Return an array of shape (forms, scales, steps)."""
     ratio = t / scales[:, None]
     log_ratio = np.log1p(ratio)
     root = np.sqrt(ratio)
