@@ -132,7 +132,9 @@ class PoolComparison:
             "bound_s": self.bound_s,
             "oracle_plan": self.oracle_plan,
             "rules": {
-                name: {key: _finite(value) for key, value in asdict(outcome).items() if key != "ended_s"}
+                name: {
+                    key: _finite(value) for key, value in asdict(outcome).items() if key not in {"ended_s", "reached_s"}
+                }
                 | {"share_of_oracle_gain": _finite(shares[name])}
                 for name, outcome in self.outcomes.items()
             },

@@ -1,0 +1,100 @@
+"""Resources go first to who brings a model to its target soonest, and nobody is left without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helios.services.registry import POOL_GROUP, find
+from helios.training.check_service import a_pool, a_trial, check_pool_service, pool_situations
+from helios.training.model import NUMBERS, Device, PoolSnapshot, ShareTrial, Trial, TrialForecast, TrialState
+from helios.training.services.packing import Packing, PackingOptions
+from helios.training.services.targets import TargetOptions, Targets, index_of
+from helios.training.target import StepsToTarget, Target
+
+CPU = Device(name="cpu:0", kind="cpu", memory_mib=64_000.0, slots=16)
+TARGET = Target(metric="acc", first=0.9, second=0.95)
+
+
+def needs(p50: float, *, spread: float = 1.5, reached: float = 1.0) -> StepsToTarget:
+    return StepsToTarget(p10=p50 / spread, p50=p50, p90=p50 * spread, reached=reached)
+
+
+def task(place: int, need: StepsToTarget | None, *, reached: int = 0, **values: Any) -> Trial:
+    """Return a trial that runs on the CPU, the only one of its sweep."""
+    fields: dict[str, Any] = {
+        "family": f"f{place}",
+        "state": TrialState.RUNNING,
+        "devices": ("cpu:0",),
+        "attempts": 1,
+        "target": TARGET,
+        "targets_reached": reached,
+        "forecast": TrialForecast(
+            steps_per_s=1.0, first=need if reached == 0 else None, second=need if reached else None
+        ),
+    }
+    return a_trial(place * NUMBERS, **fields | values)
+
+
+def shares(*trials: Trial, device: Device = CPU, **options: Any) -> dict[int, float]:
+    """Return the share of each sweep's trial."""
+    actions = Targets(TargetOptions(**options)).decide(a_pool(list(trials), devices=(device,)))
+    return {
+        action.number // NUMBERS: action.share for action in actions if isinstance(action, ShareTrial) and action.share
+    }
+
+
+def test_it_keeps_the_promises_of_a_service() -> None:
+    check_pool_service(Targets)
+
+
+def test_it_is_installed() -> None:
+    assert find("targets", POOL_GROUP) is Targets
+
+
+@pytest.mark.parametrize(("title", "pool"), [*pool_situations()])
+def test_without_targets_it_decides_like_packing(title: str, pool: PoolSnapshot) -> None:
+    assert Targets(TargetOptions()).decide(pool) == Packing(PackingOptions()).decide(pool)
+
+
+def test_the_nearest_to_its_first_target_gets_most() -> None:
+    found = shares(task(0, needs(1_000)), task(1, needs(100)), task(2, needs(500)))
+    assert found[1] > 0.8
+    assert found[1] > found[2] > found[0]
+
+
+def test_what_is_between_targets_gets_little_while_others_wait() -> None:
+    found = shares(task(0, needs(5_000)), task(1, needs(10), reached=1), task(2, needs(10), reached=1))
+    assert found[0] >= 1 - TargetOptions().between - 0.01
+
+
+def test_what_is_between_targets_gets_all_once_nobody_waits() -> None:
+    found = shares(task(0, needs(50), reached=1), task(1, needs(900), reached=1), task(2, needs(9), reached=2))
+    assert found[0] > 0.7
+
+
+def test_a_target_that_will_not_be_reached_holds_nobody_up() -> None:
+    found = shares(task(0, needs(10, reached=0.01)), task(1, needs(900)), task(2, needs(900)))
+    assert found[0] < 0.1
+
+
+def test_unknown_needs_share_equally() -> None:
+    found = shares(task(0, None), task(1, None), task(2, None, targets_reached=0))
+    assert [*found.values()] == pytest.approx([1 / 3] * 3, abs=1e-3)
+
+
+def test_an_uncertain_need_is_worth_a_look() -> None:
+    assert index_of(needs(100, spread=10)) > index_of(needs(100, spread=1.1))
+
+
+def test_a_trial_without_a_target_keeps_an_equal_part() -> None:
+    found = shares(task(0, needs(10)), task(1, needs(900)), task(2, None, target=None), task(3, needs(900)))
+    assert found[2] == pytest.approx(0.25, abs=0.01)
+
+
+def test_places_for_all_need_no_shares() -> None:
+    assert not shares(task(0, needs(10)), task(1, needs(900)), device=Device(**PLACES))
+
+
+PLACES: dict[str, Any] = {"name": "cpu:0", "kind": "cpu", "memory_mib": 64_000.0, "slots": 16, "places": 2}
