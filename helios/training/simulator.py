@@ -646,10 +646,8 @@ class SimulatedPool:
             return  # one of the group writes its checkpoint
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         alone = float(self.profiles.alone[self.trials[attempt.number].family])
-        if attempt.share is None:
+        if attempt.share is None:  # else it is the speed neither alone nor beside others
             self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
-        else:
-            self._record_speed(attempt, (), self._seen_rate(attempt) * alone * max(0.5, noise))
         self._seen.add_length(attempt.number, self.now_s - attempt.started_s)
 
     def _record_speed(self, attempt: _Attempt, others: Iterable[_Attempt], steps_per_s: float) -> None:

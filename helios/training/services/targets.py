@@ -194,7 +194,7 @@ def _worth_together(there: Sequence[Sequence[Trial]], weights: Sequence[float], 
         beside = known.get((family, tuple(sorted(families[:place] + families[place + 1 :]))))
         if beside is None or len(there[place]) > 1:
             return math.inf
-        alone = known.get((family, ()))
+        alone = known.get((family, ())) or there[place][0].forecast.steps_per_s
         together += weight * (min(1.0, beside / alone) if alone else PRIOR_SPEED)
     return together
 
