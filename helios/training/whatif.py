@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +18,7 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
+from helios.training.model import ONE_DEVICE, Device, ServiceChoice, SharedSpeed, Trial, TrialForecast
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
@@ -97,7 +96,126 @@ def pool_whatif(
     choice = choose_service(sweep.service, service, options, default=OURS)
     assert choice is not None  # there is a default
     decide = build_for_pool(choice.name, choice.options).decide
-    own = path.with_suffix(".pool")
+    ready = prepare_sweep(
+        sweep,
+        gpus=gpus,
+        memory_mib=memory_mib,
+        run_time_s=run_time_s,
+        gains=gains,
+        watts=watts,
+        folders=folders,
+        database=database,
+        seed=seed,
+    )
+    found = {}
+    cases = profiles_by_gain([ready], gains)
+    for place, (gain, profiles) in enumerate(cases.items()):
+        steps = Steps(progress, place, len(cases))
+        found[gain] = compare_pool_rules(
+            ready.trials,
+            ready.devices,
+            profiles,
+            rules={choice.name: decide},
+            planners={
+                "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
+                "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,
+            },
+            costs=ready.costs,
+            seed=seed,
+            forecast=ready.expect,
+            known_speeds=ready.known_speeds,
+            progress=steps,
+        )
+    return PoolWhatIf(
+        name=path.name,
+        trials=len(ready.trials),
+        devices=ready.devices,
+        comparisons=found,
+        watts=watts or _measured_watts(ready.past),
+        notes=(*options_in_words(choice), *ready.notes),
+    )
+
+
+def options_in_words(choice: ServiceChoice) -> list[str]:
+    """Return a note on the options of a service, if it has any."""
+    written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
+    return [f"{choice.name} has the options {written}."] if written else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSweep:
+    """A sweep, with all that a simulation of it needs.
+
+    Attributes
+    ----------
+    past : sequence of TrialRun
+        Earlier runs of its program.
+    asked : sequence of (program, family, parameters)
+        Of each trial.
+    trials : sequence of SimulatedTrial
+        Their families are places in ``families``.
+    forecasts : sequence of TrialForecast
+        Of each trial before the pool begins.
+    notes : sequence of str
+        Sources of the figures, and assumptions.
+    """
+
+    sweep: TrainingSweep
+    past: Sequence[TrialRun]
+    model: TrialModel
+    run_time_s: float | None
+    asked: Sequence[tuple[str, str, Mapping[str, Any]]]
+    trials: Sequence[SimulatedTrial]
+    forecasts: Sequence[TrialForecast]
+    known_speeds: Sequence[SharedSpeed]
+    devices: Sequence[Device]
+    costs: PoolCosts
+    notes: Sequence[str]
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families of its trials."""
+        return tuple(dict.fromkeys(family for _, family, _ in self.asked))
+
+    def expect(self, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
+        """Return a forecast of each trial, with what a person typed."""
+        found = self.model.expect(program(self.sweep), trials, runs)
+        return [_as_typed(each, self.run_time_s, self.sweep.memory_mib) for each in found]
+
+
+def prepare_sweep(
+    sweep: TrainingSweep,
+    *,
+    gpus: int | None,
+    memory_mib: float | None,
+    run_time_s: float | None,
+    gains: tuple[float, float] | None,
+    watts: tuple[float, float] | None = None,
+    folders: Sequence[Path] = (),
+    database: str | None = None,
+    seed: int = 0,
+    most: int = MOST_TRIALS,
+    run_time_source: str = "--run-time",
+) -> PreparedSweep:
+    """Return what a simulation of a sweep needs.
+
+    The other arguments are those of :func:`pool_whatif`.
+
+    Parameters
+    ----------
+    most : int
+        Most trials.
+    run_time_source : str
+        What says ``run_time_s``.
+
+    Raises
+    ------
+    UsageError
+        A needed value is not known.
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    path, own = sweep.path, sweep.path.with_suffix(".pool")
     folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
     own_program = program(sweep)
     known, problem = known_runs(database, own_program)
@@ -106,13 +224,13 @@ def pool_whatif(
         for run in [*known, *(run for folder in folders for run in runs_of_folder(folder, own_program))]
     }
     past = [run for run in runs.values() if run.placement == ONE_DEVICE]
-    model = TrialModel(past, now_s=math.inf)
-    drawn = sweep.draws(MOST_TRIALS, seed=seed)
+    model = TrialModel([replace(run, curve=()) for run in past], now_s=math.inf)  # curves are what is simulated
+    drawn = sweep.draws(most, seed=seed)
     asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
     told = model.forecasts(asked)
     known_speeds = model.speeds if gains is None else tuple(speed for speed in model.speeds if not speed.beside)
     typed = {
-        "--run-time": run_time_s is not None and any(each.seconds_p50 is not None for each in told),
+        run_time_source: run_time_s is not None and any(each.seconds_p50 is not None for each in told),
         "memory of the sweep file": sweep.memory_mib is not None and any(each.memory_p50_mib for each in told),
         "--gain": len(known_speeds) < len(model.speeds),
         "--watts": watts is not None and _measured_watts(past) is not None,
@@ -137,48 +255,48 @@ def pool_whatif(
         sweep, asked, forecasts, past, run_time_s=run_time_s, start_up_s=start_up_s, seed=seed, reports=reports
     )
     measure_s = min(MEASURED_S, max(1.0, MEASURED_SHARE * median(trial.seconds for trial in trials)))
-    names = tuple(dict.fromkeys(name for _, name, _ in asked))
-    alone, shares = _speeds(names, asked, forecasts, known_speeds)
-    unmeasured = bool(np.isnan(shares[np.triu_indices(len(names))]).any())
     notes = [problem] if problem else []
-    if choice.options:
-        written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
-        notes.append(f"{choice.name} has the options {written}.")
     used = [replace(each, seconds_p50=None) for each in told] if run_time_s is not None else told
     notes += _notes(sweep, drawn, past, used, devices, start_up_s=start_up_s, reports=reports)
     if any(typed.values()):
         notes.append(
             f"As typed, not as earlier runs had it: {', '.join(name for name, wins in typed.items() if wins)}."
         )
-    found = {}
-    cases = tuple(dict.fromkeys(gains or PAIR_GAINS)) if unmeasured else (None,)
-    for place, gain in enumerate(cases):
-        steps = _Steps(progress, place, len(cases))
-        filled = shares if gain is None else _with_gain(shares, gain)
-        profiles = PairProfiles(families=names, alone=alone, beside=filled)
-        found[gain] = compare_pool_rules(
-            trials,
-            devices,
-            profiles,
-            rules={choice.name: decide},
-            planners={
-                "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
-                "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,
-            },
-            costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
-            seed=seed,
-            forecast=partial(_expect, model, own_program, run_time_s, sweep.memory_mib),
-            known_speeds=known_speeds,
-            progress=steps,
-        )
-    return PoolWhatIf(
-        name=path.name,
-        trials=len(trials),
+    return PreparedSweep(
+        sweep=sweep,
+        past=past,
+        model=model,
+        run_time_s=run_time_s,
+        asked=asked,
+        trials=trials,
+        forecasts=forecasts,
+        known_speeds=known_speeds,
         devices=devices,
-        comparisons=found,
-        watts=watts or _measured_watts(past),
-        notes=tuple(notes),
+        costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
+        notes=notes,
     )
+
+
+def profiles_by_gain(
+    ready: Sequence[PreparedSweep], gains: tuple[float, float] | None
+) -> dict[float | None, PairProfiles]:
+    """Return the speeds of families by the gain of unmeasured pairs.
+
+    It is None where all were. With ``gains`` no measured pair is used.
+    """
+    names = tuple(dict.fromkeys(name for each in ready for name in each.families))
+    alone, shares = _speeds(
+        names,
+        [asked for each in ready for asked in each.asked],
+        [forecast for each in ready for forecast in each.forecasts],
+        [speed for each in ready for speed in each.known_speeds],
+    )
+    if not np.isnan(shares[np.triu_indices(len(names))]).any():
+        return {None: PairProfiles(families=names, alone=alone, beside=shares)}
+    return {
+        gain: PairProfiles(families=names, alone=alone, beside=_with_gain(shares, gain))
+        for gain in dict.fromkeys(gains or PAIR_GAINS)
+    }
 
 
 def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: float | None) -> TrialForecast:
@@ -190,19 +308,7 @@ def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: flo
     return forecast
 
 
-def _expect(  # noqa: PLR0917  # because the first ones are bound, and the others are those of a forecast
-    model: TrialModel,
-    own_program: str,
-    run_time_s: float | None,
-    memory_mib: float | None,
-    trials: Sequence[Trial],
-    runs: Sequence[TrialRun],
-) -> list[TrialForecast]:
-    """Return a forecast of each trial, with what a person typed."""
-    return [_as_typed(each, run_time_s, memory_mib) for each in model.expect(own_program, trials, runs)]
-
-
-class _Steps:
+class Steps:
     """Progress of a comparison, one step for each rule."""
 
     RULES = 10
@@ -211,6 +317,7 @@ class _Steps:
         self._progress, self._done, self._of = progress, place * self.RULES, count * self.RULES
 
     def __call__(self, _: str) -> None:
+        """Show that one more rule is simulated."""
         self._progress("Simulating", min(1.0, self._done / self._of))
         self._done += 1
 
