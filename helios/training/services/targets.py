@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
@@ -28,7 +28,6 @@ from helios.training.model import (
     PauseTrial,
     PoolAction,
     PoolSnapshot,
-    SharedSpeed,
     ShareTrial,
     Trial,
     TrialState,
@@ -117,10 +116,11 @@ class Targets:
         by_device: dict[tuple[str, ...], list[list[Trial]]] = defaultdict(list)
         for process in by_process(trials):
             by_device[process[0].devices].append(process)
+        known = {(speed.family, speed.beside): speed.steps_per_s for speed in snapshot.speeds}
         for device in snapshot.devices:
             there = by_device[device.name,]
             if not any(trial.number in changing for process in there for trial in process):
-                actions += self._divide(device, there, claims, snapshot.speeds)
+                actions += self._divide(device, there, claims, known)
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
@@ -153,7 +153,7 @@ class Targets:
         device: Device,
         there: Sequence[Sequence[Trial]],
         claims: Mapping[int, Claim],
-        speeds: Iterable[SharedSpeed],
+        known: Mapping[tuple[str, tuple[str, ...]], float],
     ) -> list[PoolAction]:
         """Return the shares of a device's processes, or take them back."""
         before = [process[0].share for process in there]
@@ -163,7 +163,7 @@ class Targets:
             weights = [sum(claims[trial.number].weight for trial in process) for process in there]
             parts = [sum(claims[trial.number].part for trial in process) for process in there]
             by_turns = sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(parts)
-            together = 0.0 if device.kind == "cpu" else _worth_together(there, weights, speeds)
+            together = 0.0 if device.kind == "cpu" else _worth_together(there, weights, known)
             if by_turns > together * (1 + self.options.worth * (1 if None in before else -1)):
                 shares = [round(max(LEAST_SHARE, part / sum(parts)), 4) for part in parts]
                 reasons = [claims[process[0].number].reason for process in there]
@@ -182,12 +182,15 @@ class Targets:
         return abs(share - before) <= self.options.change * before
 
 
-def _worth_together(there: Sequence[Sequence[Trial]], weights: Sequence[float], speeds: Iterable[SharedSpeed]) -> float:
+def _worth_together(
+    there: Sequence[Sequence[Trial]],
+    weights: Sequence[float],
+    known: Mapping[tuple[str, tuple[str, ...]], float],
+) -> float:
     """Return what processes side by side on a GPU bring in a second.
 
     It is infinite where that is not known, so that it is measured.
     """
-    known = {(speed.family, speed.beside): speed.steps_per_s for speed in speeds}
     families = [process[0].family for process in there]
     together = 0.0
     for place, (family, weight) in enumerate(zip(families, weights, strict=True)):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from typing import Any
 
 import pytest
 
 from helios.services.registry import POOL_GROUP, find
-from helios.training.check_service import NOW_S, a_pool, a_trial, check_pool_service, pool_situations
+from helios.training.check_service import NOW_S, a_pool, a_trial, check_pool_service, find_pool_faults, pool_situations
 from helios.training.model import (
     NUMBERS,
     Device,
@@ -63,6 +64,22 @@ def test_it_keeps_the_promises_of_a_service() -> None:
 
 def test_it_is_installed() -> None:
     assert find("targets", POOL_GROUP) is Targets
+
+
+@pytest.mark.parametrize(("title", "pool"), [*pool_situations()])
+def test_with_targets_no_pool_makes_it_break_the_rules(title: str, pool: PoolSnapshot) -> None:
+    forecasts = (None, needs(100), needs(9_000, reached=0.3))
+    trials = [
+        dataclasses.replace(
+            trial,
+            target=TARGET if trial.number % 4 else None,
+            targets_reached=trial.number % 3,
+            forecast=dataclasses.replace(trial.forecast, first=forecasts[place % 3], second=forecasts[place % 3]),
+        )
+        for place, trial in enumerate(pool.trials)
+    ]
+    wanted = dataclasses.replace(pool, trials=tuple(trials))
+    assert [*find_pool_faults(Targets(TargetOptions()).decide(wanted), wanted)] == []
 
 
 @pytest.mark.parametrize(("title", "pool"), [*pool_situations()])
@@ -168,6 +185,44 @@ def test_a_near_task_that_waits_gets_the_slot_of_a_far_one() -> None:
 def test_a_trial_without_a_target_keeps_an_equal_part() -> None:
     found = shares(task(0, needs(10)), task(1, needs(900)), task(2, None, target=None), task(3, needs(900)))
     assert found[2] == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_weight_of_a_sweep_holds() -> None:
+    found = shares(task(0, needs(500), weight=3.0), task(1, needs(500)))
+    assert found[0] == pytest.approx(3 * found[1], rel=0.01)
+
+
+def test_a_fused_process_has_the_share_of_all_its_trials() -> None:
+    fused = {"fusible": "one", "most_fused": 4, "process": -1}
+    together = [dataclasses.replace(task(0, needs(500)), number=number, **fused) for number in range(3)]
+    found = shares(*together, task(1, needs(500)))
+    assert found[0] == pytest.approx(found[1], abs=0.01)
+
+
+def test_a_decision_for_200_tasks_on_64_devices_is_fast() -> None:
+    trials = [
+        task(
+            place,
+            needs(100 + place),
+            state=TrialState.RUNNING if place < 128 else TrialState.WAITING,
+            devices=(f"gpu:{place % 64}",) if place < 128 else (),
+            memory_limit_mib=2_000.0,
+            peak_memory_mib=2_000.0,
+            steps_per_s=1.0,
+        )
+        for place in range(200)
+    ]
+    speeds = [
+        SharedSpeed(family=f"f{place}", beside=others, steps_per_s=1.0, samples=1)
+        for place in range(200)
+        for others in ((), (f"f{(place + 64) % 200}",))
+    ]
+    pool, taken = a_pool(trials, devices=64, speeds=tuple(speeds)), []
+    for _ in range(3):
+        start = time.process_time()
+        Targets(TargetOptions()).decide(pool)
+        taken.append(time.process_time() - start)
+    assert min(taken) < 0.05
 
 
 def test_places_for_all_need_no_shares() -> None:
