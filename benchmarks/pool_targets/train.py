@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import helios_task
 import torch
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_breast_cancer, load_digits  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,7 +65,7 @@ def classifier(model: nn.Module, optimizer: torch.optim.Optimizer, size: int, ba
 
 
 def mlp() -> Training:
-    """A perceptron of three layers on digits: accuracy."""
+    """Return the training of a perceptron on digits, by accuracy."""
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )
@@ -72,7 +73,7 @@ def mlp() -> Training:
 
 
 def cnn() -> Training:
-    """A network of convolutions on digits of 16 x 16 pixels: accuracy."""
+    """Return the training of convolutions on digits of 16 x 16 pixels, by accuracy."""
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(1_152, 10)
     )
@@ -80,7 +81,7 @@ def cnn() -> Training:
 
 
 def logistic() -> Training:
-    """Logistic regression on breast cancer, whose columns are not scaled well: loss."""
+    """Return a logistic regression on breast cancer, whose columns are badly scaled, by loss."""
     rows, labels = load_breast_cancer(return_X_y=True)
     x = torch.tensor(rows, dtype=torch.float32)
     x = (x - x[:400].mean(0)) / x[:400].std(0) * torch.logspace(0, -1.5, x.shape[1])
@@ -99,7 +100,7 @@ def logistic() -> Training:
 
 
 def autoencoder() -> Training:
-    """An autoencoder of digits with six numbers in the middle: error of a pixel."""
+    """Return the training of an autoencoder of digits, by the error of a pixel."""
     images, _, tests, _ = digits()
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 6), nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 64)
@@ -116,7 +117,7 @@ def autoencoder() -> Training:
     return Training(model, optimizer, loss, value, 300)
 
 
-class Gru(nn.Module):
+class Gru(nn.Module):  # type: ignore[misc]  # because torch is not followed
     """Says the next character after each."""
 
     def __init__(self) -> None:
@@ -127,10 +128,10 @@ class Gru(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Return a number for each next character."""
-        return self.outside(self.gru(self.inside(text))[0])  # type: ignore[no-any-return]
+        return self.outside(self.gru(self.inside(text))[0])
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module):  # type: ignore[misc]  # as above
     """Says the next character after each, by attention."""
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class Transformer(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Return a number for each next character."""
         hidden = self.layers(self.inside(text) + self.place, mask=self.mask, is_causal=True)
-        return self.outside(hidden)  # type: ignore[no-any-return]
+        return self.outside(hidden)
 
 
 def text_model(model: nn.Module, lr: float, batch: int, every: int) -> Training:
