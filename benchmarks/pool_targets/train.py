@@ -209,9 +209,8 @@ def main() -> None:
         with torch.no_grad():
             value = training.value()
         training.model.train()
-        helios_task.report(
-            step=step, progress=min(1.0, step / asked.steps), **{metric: value}, cpu_s=time.process_time()
-        )
+        values: dict[str, Any] = {metric: value, "cpu_s": time.process_time()}
+        helios_task.report(step=step, progress=min(1.0, step / asked.steps), **values)
         if (request := helios_task.requested()) is not None:
             with helios_task.save_checkpoint("training.pt", step=step) as path:
                 state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
