@@ -2,7 +2,7 @@
 
 A mutant is the code with one small change (mutmut makes them); one that no test notices shows what the tests do not
 hold. Those that only reword a text for people are not drawn, because tests do not pin wordings. ``[tool.mutmut]`` in
-``pyproject.toml`` says what is changed and which tests run; docs/research/mutants.md has the figures.
+``pyproject.toml`` says what is changed and which tests run; CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations

@@ -49,6 +49,9 @@ Pool = Annotated[
 Warm = Annotated[
     list[str] | None, Option(help="Module to import once for all trials of a Python program, as torch. Repeatable.")
 ]
+Target = Annotated[
+    str | None, Option(help="Target of all these sweeps, as 'val_acc>=0.90,0.95', in place of that of the sweep file.")
+]
 Mps = Annotated[bool, Option("--mps", help="Run NVIDIA's MPS while the pool runs, for trials that share a GPU.")]
 _REFRESH_S = 0.25
 _LINE_S = 30.0
@@ -109,6 +112,7 @@ def run_(
         str | None, Option(help="When to end, as 2h. Default: with the Slurm job, if this is in one.")
     ] = None,
     service: ServiceOptions,
+    target: Target = None,
     warm: Warm = None,
     mps: Mps = False,
     shared: Annotated[
@@ -142,6 +146,7 @@ def run_(
         "warm": warm or (),
         "shared": shared,
         "mps": mps,
+        "target": target,
     }
     time_limit_s = None if time_limit is None else length(time_limit).total_seconds()
     if dry_run:
@@ -179,6 +184,7 @@ def submit_(
     folder: Folder = None,
     slots: Slots = None,
     service: ServiceOptions,
+    target: Target = None,
     warm: Warm = None,
     mps: Mps = False,
     partition: Annotated[str | None, Option(help="Partition of Slurm.")] = None,
@@ -227,7 +233,8 @@ def submit_(
         shards=shards,
     )
     members = [None] if pools == 1 else [*range(1, pools + 1)]
-    asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, **service.arguments()}
+    asked: dict[str, Any] = {"folder": folder, "slots": slots, "warm": warm or (), "mps": mps, "target": target}
+    asked |= service.arguments()
     scripts = [job_script(sweeps, allocation, **asked, pool=member) for member in members]
     found = {"script": scripts[0], "scripts": scripts}  # the first one alone is what there was before --pools
     if dry_run:

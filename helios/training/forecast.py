@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from helios.model.trial_runs import TrialRun
+from helios.training.learning_curve import expect_targets
 from helios.training.model import ONE_DEVICE, SharedSpeed, Trial, TrialForecast, count_fused, peak_hardly_exceeded
 
 if TYPE_CHECKING:
@@ -118,13 +119,16 @@ class TrialModel:
         """Return a forecast of each trial of a pool.
 
         It is a :data:`~helios.training.model.Forecast`. The length of a trial that has run is computed from its own
-        runs.
+        runs, and what it needs to its targets from its curve.
         """
         forecasts = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
         own_seconds = {fact.number: fact.seconds for fact in trial_facts(runs)}
         for i, trial in enumerate(trials):
             if (seconds := own_seconds.get(trial.number)) is not None:
                 forecasts[i] = replace(forecasts[i], seconds_p50=seconds, seconds_p90=seconds)
+            if trial.target is not None:
+                first, second = expect_targets(trial)
+                forecasts[i] = replace(forecasts[i], first=first, second=second)
         return forecasts
 
     def curves(self, program: str, metric: str) -> list[TrialRun]:

@@ -60,6 +60,8 @@ class PoolOptions:
         Whether other pools may work on the same folders at the same time; all must say so.
     mps : bool
         Whether to run NVIDIA's MPS while the pool runs.
+    target : str, optional
+        Target of all sweeps, above those of the sweep files, such as ``val_acc>=0.90,0.95``.
     """
 
     folder: Path | None = None
@@ -71,6 +73,7 @@ class PoolOptions:
     warm: Sequence[str] = ()
     shared: bool = False
     mps: bool = False
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ class PoolPlan:
     environment: Sequence[str]
     container: str | None
     service: str
+    target: str | None
     devices: Sequence[Device]
 
     def lines(self) -> list[str]:
@@ -132,6 +136,8 @@ class PoolPlan:
             slots, memory = count_in_words(device.slots, "slot"), memory_in_words(device.memory_mib)
             lines.append(f"On {device.name}: {device.model or device.kind}, {memory}, {slots}")
         lines.append(f"Starts: {self.service}")
+        if self.target is not None:
+            lines.append(f"Target: {self.target}")
         if self.container is not None:
             lines.append(f"Container: {self.container}")
         lines.append(f"Variables: {', '.join(self.environment)}")
@@ -139,7 +145,7 @@ class PoolPlan:
 
 
 def prepare_pools(
-    paths: Sequence[Path], asked: PoolOptions, *, read: Callable[[Path], TrainingSweep] = read_training_sweep
+    paths: Sequence[Path], asked: PoolOptions, *, read: Callable[..., TrainingSweep] = read_training_sweep
 ) -> PreparedPools:
     """Check what a pool is to run, and on what.
 
@@ -149,7 +155,7 @@ def prepare_pools(
         A sweep cannot be run, or there are no such devices.
     """
     folders = pool_folders(paths, asked.folder)
-    sweeps = {path: read(path) for path in paths}
+    sweeps = {path: read(path, target=asked.target) for path in paths}
     if asked.slots is not None and asked.slots < 1:
         raise UsageError(f"{asked.slots} slots run nothing.", hint="Write --slots 1 or more")
     if asked.warm and not all(len(each.command) > 1 and each.command[1].endswith(".py") for each in sweeps.values()):
@@ -224,5 +230,6 @@ def _plan(sweep: TrainingSweep, folder: Path, ready: PreparedPools, *, shared: b
         environment=sorted({*own, "HELIOS_CHECKPOINTS", *device_environment(ready.devices[0]), *sweep.env}),
         container=None if container is None else f"{container.image} by {container.runtime}",
         service=ready.service or "fixed slots",
+        target=None if sweep.target is None else str(sweep.target),
         devices=ready.all_devices,
     )

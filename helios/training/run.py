@@ -55,7 +55,7 @@ def run_pools(
     watcher: Watcher | None = None,
     database: str | None = None,
     environment: Mapping[str, str] = os.environ,
-    read: Callable[[Path], TrainingSweep] = read_training_sweep,
+    read: Callable[..., TrainingSweep] = read_training_sweep,
     **given: Any,
 ) -> list[PoolResult]:
     """Run or resume the trials of sweep files here, in one pool.
@@ -70,7 +70,7 @@ def run_pools(
         URL of the warehouse, which tells the service of earlier trials and keeps what these used. None, or one that
         does not exist: neither.
     read : callable
-        Returns the sweep of a path.
+        Returns the sweep of a path, and takes ``target``.
     **given
         Those of :class:`~helios.training.plan.PoolOptions`, such as ``folder``, ``slots`` and ``service``.
 

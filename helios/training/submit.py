@@ -64,6 +64,7 @@ def job_script(
     mps: bool = False,
     service: str | None = None,
     options: Mapping[str, Any] = {},
+    target: str | None = None,
     pool: int | None = None,
 ) -> str:
     """Return a batch script that runs sweeps in one allocation.
@@ -72,7 +73,7 @@ def job_script(
     ----------
     paths : sequence of Path
         The sweep files.
-    slots, warm, mps, service, options
+    slots, warm, mps, service, options, target
         As of :class:`~helios.training.plan.PoolOptions`.
     pool : int, optional
         Number of the pool among several that share the folder, from 1.
@@ -83,7 +84,9 @@ def job_script(
         A sweep cannot be run, there is no such service, or an option has more than one line.
     """
     folders = pool_folders(paths, folder)
-    choice = choose_common_service([read_training_sweep(path).service for path in paths], service, options)
+    choice = choose_common_service(
+        [read_training_sweep(path, target=target).service for path in paths], service, options
+    )
     if choice is not None:
         build_for_pool(choice.name, choice.options)
     into = folders[paths[0]]
@@ -114,6 +117,7 @@ def job_script(
     command += [] if service is None else ["--service", service]
     if choice is not None:
         command += [word for name in options for word in ("--set", f"{choice.name}.{name}={json.dumps(options[name])}")]
+    command += [] if target is None else ["--target", target]
     command += [] if pool is None else ["--shared"]
     # exec, so that the signal before the end of the allocation reaches Helios itself.
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in directives), "", f"exec {shlex.join(command)}"]

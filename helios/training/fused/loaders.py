@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,66 +168,87 @@ class IndexReader:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
-        self._generators = _generators(loader, *self._samplers)
-        self._orders: dict[tuple[int, int], list[Sequence[Any]]] = {}
-        self._wanted: list[Position] = []
+        self._requests = _Requests(loader)
         self._expected: list[Position] = []
         self._batches: Iterator[Any] = iter(())
         self._loader = copy.copy(loader)
         vars(self._loader).update(
             dataset=_SeededDataset(loader.dataset),
-            batch_sampler=_Requests(self._requests),
+            batch_sampler=self._requests,
             worker_init_fn=partial(_start_worker, loader.worker_init_fn),
             persistent_workers=loader.num_workers > 0,
             _iterator=None,
         )
+        # Nothing here refers back to the reader. As a part of garbage in a cycle the workers' queues would be closed
+        # first, and PyTorch would wait for 5 s for each worker, which nobody tells to end.
+        weakref.finalize(self, _end_workers, self._loader).atexit = False  # where PyTorch ends them
 
-    def _order(self, seed: int, epoch: int) -> list[Sequence[Any]]:
+    def count_batches(self) -> int:
+        """Return how many batches an epoch has."""
+        return len(self._requests.order(0, 0))
+
+    def has(self, position: Position) -> bool:
+        """Return whether there is such a batch."""
+        return self._requests.has(position)
+
+    def read(self, positions: Sequence[Position]) -> list[Any]:
+        """Return batches, ahead of which others are read if these are the expected ones."""
+        with kept_draws(self._requests.generators):
+            if list(positions) != self._expected:
+                self._requests.wanted = list(positions)
+                self._batches = iter(self._loader)
+            batches = [next(self._batches) for _ in positions]
+        self._expected = [self._requests.after(position) for position in positions]
+        return batches
+
+    def keep(self, positions: set[Position]) -> None:
+        """Do nothing, since any place can be read."""
+
+
+def _end_workers(loader: Any) -> None:
+    """Have the workers of a loader that nobody reads from end."""
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()
+
+
+class _Requests:
+    """Sampler of a loader that is told what to read."""
+
+    def __init__(self, loader: Any) -> None:
+        self._samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
+        self.generators = _generators(loader, *self._samplers)
+        self._orders: dict[tuple[int, int], list[Sequence[Any]]] = {}
+        self.wanted: list[Position] = []
+
+    def order(self, seed: int, epoch: int) -> list[Sequence[Any]]:
         """Return the indices of each batch of an epoch."""
         key = (seed, epoch)
         if key not in self._orders:
-            if len(self._orders) > 2 * len(self._wanted) + 2:
+            if len(self._orders) > 2 * len(self.wanted) + 2:
                 del self._orders[next(iter(self._orders))]
-            with seeded_draws(mix_seeds(seed, epoch), self._generators):
+            with seeded_draws(mix_seeds(seed, epoch), self.generators):
                 for sampler in self._samplers:
                     if hasattr(sampler, "set_epoch"):
                         sampler.set_epoch(epoch)
                 self._orders[key] = [_packed(indices) for indices in self._samplers[0]]
         return self._orders[key]
 
-    def count_batches(self) -> int:
-        """Return how many batches an epoch has."""
-        return len(self._order(0, 0))
-
     def has(self, position: Position) -> bool:
         """Return whether there is such a batch."""
-        return position.batch < len(self._order(position.seed, position.epoch))
+        return position.batch < len(self.order(position.seed, position.epoch))
 
-    def _after(self, position: Position) -> Position:
+    def after(self, position: Position) -> Position:
+        """Return the place that a model goes to from another."""
         following = position.following()
         return following if self.has(following) else Position(position.seed, position.epoch + 1, 0)
 
-    def _requests(self) -> Iterator[tuple[int, list[Any]]]:
+    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
         """Return the seeds and indices of batches, in the order in which models take them."""
-        positions = self._wanted
+        positions = self.wanted
         while True:
             for position in positions:
-                yield position.draws_seed, list(self._order(position.seed, position.epoch)[position.batch])
-            positions = [self._after(position) for position in positions]
-
-    def read(self, positions: Sequence[Position]) -> list[Any]:
-        """Return batches, ahead of which others are read if these are the expected ones."""
-        with kept_draws(self._generators):
-            if list(positions) != self._expected:
-                self._wanted = list(positions)
-                self._batches = iter(self._loader)
-            batches = [next(self._batches) for _ in positions]
-        self._expected = [self._after(position) for position in positions]
-        return batches
-
-    def keep(self, positions: set[Position]) -> None:
-        """Do nothing, since any place can be read."""
+                yield position.draws_seed, list(self.order(position.seed, position.epoch)[position.batch])
+            positions = [self.after(position) for position in positions]
 
 
 def _packed(indices: Any) -> Sequence[Any]:
@@ -234,16 +256,6 @@ def _packed(indices: Any) -> Sequence[Any]:
         return array("q", indices)
     except (TypeError, OverflowError):
         return list(indices)
-
-
-@dataclass(frozen=True)
-class _Requests:
-    """Sampler of a loader that is told what to read."""
-
-    make: Callable[[], Iterator[Any]]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.make()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def describe(sweep: TrainingSweep) -> dict[str, Any]:
         "container": sweep.container and sweep.container.image,
         "fused": sweep.fused and sweep.fused.settings,
         "metrics": sweep.objectives,
+        "target": sweep.target and str(sweep.target),
         "search": sweep.search and asdict(sweep.search),
         "listed": _describe_listed(sweep),
         "parameters": spaces,
@@ -108,6 +109,8 @@ def _fixed_changes(sweep: TrainingSweep, old: Mapping[str, Any], new: Mapping[st
     added = new["parameters"].keys() - old["parameters"].keys()
     command = leave_out(sweep.command, added)  # which for the trials before was the command without their words
     before, after = _common(old), _common({**new, "command": command})
+    if not (before["metric"] and after["metric"]):  # a grid may get a target, and lose it
+        after |= {"metric": before["metric"], "direction": before["direction"]}
     return [
         _change(name, before.get(name), after.get(name))
         for name in {**before, **after}
@@ -158,7 +161,9 @@ def _name(numbers: list[int]) -> str:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return everything that changed, in words."""
-    before, after = ({**(each["search"] or {}), "file of trials": each["listed"]} for each in (old, new))
+    before, after = (
+        {**(each["search"] or {}), "file of trials": each["listed"], "target": each["target"]} for each in (old, new)
+    )
     names = [*dict.fromkeys([*old["parameters"], *new["parameters"]])]
     changes = [
         _change(name, _words(old, name), _words(new, name))

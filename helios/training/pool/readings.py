@@ -114,6 +114,8 @@ class Readings:
             if attempt.first_report_s is None and attempt.trial.started_s is not None:
                 attempt.first_report_s = now - attempt.trial.started_s - attempt.held_s
             self._take_value(attempt, report, now, is_over=is_over)
+            at_s = now if report.time_s is None else min(now, report.time_s)  # a program's clock may be wrong
+            self._sweeps.of(attempt.trial.number).goal.take(attempt, report, at_s)
             if report.step is not None:
                 self._take_step(attempt, report.step, now)
             attempt.answered = report.answer or attempt.answered

@@ -33,7 +33,7 @@ from helios.training.pool.reports import PlainFile
 if TYPE_CHECKING:
     from helios.model.trial_runs import CurvePoint, TrialRun
 
-VERSION = 3
+VERSION = 4
 FILE = "state.jsonl"
 MEMBERS = "members"
 """Folder with a file for each run of the pool, which that run has locked for as long as it lives."""
@@ -298,6 +298,8 @@ class Records:
         How many pools have shared the folder before this one.
     orders : int
         Up to where orders to run trials again were carried out.
+    reached : dict of int to mapping
+        What is known of each target that was reached, by its tier, 0 or 1.
     first : str
         Identity that the pool got when it was made.
     """
@@ -307,6 +309,7 @@ class Records:
         self.runs: dict[str, Mapping[str, Any]] = {}
         self.interrupted: set[str] = set()
         self.sweep: Mapping[str, Any] = {}
+        self.reached: dict[int, Mapping[str, Any]] = {}
         self.joined = self.orders = 0
         self.first = ""
 
@@ -349,7 +352,9 @@ class Records:
 
     def apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Apply a line to the records."""
-        if "what" in entry:
+        if entry.get("what") == "target":
+            self.reached.setdefault(int(entry["tier"]), entry)
+        elif "what" in entry:
             self._apply_to_trial(entry)
         elif "joined" in entry:
             self.joined += 1
@@ -594,6 +599,15 @@ class StateFile(Records):
     def record_retried(self, number: int, *, order: int, who: str) -> None:
         """Record that a trial that has ended is run again."""
         self._append_of_trial(number, "retried", order=order, who=who, **self._by)
+
+    def record_target(self, number: int, tier: int, **about: Any) -> bool:
+        """Record that a trial reached a target, and return whether none had before."""
+        with self.exclusive():
+            if tier in self.reached:
+                return False
+            self._append_of_trial(number, "target", tier=tier, **about)
+        self.sync()
+        return True
 
     def record_withdrawn(self, number: int, *, reason: str, finished: bool) -> None:
         """Record that a trial that waits is not to be run any more."""

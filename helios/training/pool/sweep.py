@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from helios.training.model import ServiceChoice
+from helios.training.target import Target
 
 Value = str | int | float | bool
 """Value of a parameter."""
@@ -191,6 +192,10 @@ class TrainingSweep:
         For a parameter that not every trial has: the values of others with which it is there.
     defaults : mapping of str to value
         Of parameters that were added later: what trials had before.
+    target : Target, optional
+        What the first trial that reaches it delivers.
+    on_target : tuple of str
+        Words of a command that is run for each target that was delivered. Empty for none.
     """
 
     path: Path
@@ -212,6 +217,8 @@ class TrainingSweep:
     defaults: Mapping[str, Value] = field(default_factory=dict)
     weight: float = 1.0
     owner: str = ""
+    target: Target | None = None
+    on_target: tuple[str, ...] = ()
 
     @property
     def metric(self) -> str:

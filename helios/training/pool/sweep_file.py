@@ -48,6 +48,8 @@ from helios.training.pool.sweep import (
     list_values,
     parse_memory,
 )
+from helios.training.target import Target, parse_target
+from helios.units import length
 
 PAGE = "docs/sweep-file.md"
 LARGEST_FILE = 1 << 20
@@ -118,6 +120,15 @@ class _FusedTable(_Table):
     model: dict[str, Any] | None = Field(default=None, description="What build gets in all trials")
 
 
+class _TargetTable(_Table):
+    metric: str = Field(min_length=1, description="What the program reports and the target is of")
+    first: float | int = Field(description="Value from which the model is delivered")
+    second: float | int | None = Field(default=None, description="Value towards which training goes on")
+    direction: str | None = Field(default=None, description="maximize or minimize, where nothing else says it")
+    deadline: str | None = Field(default=None, description="When the first target is wanted, as 6h after the start")
+    on_target: str | list[str] | None = Field(default=None, description="Command that is run for what was delivered")
+
+
 class _SweepTable(_Table):
     command: str | list[str] | None = Field(default=None, description="The program and its arguments")
     fused: dict[str, Any] | None = Field(default=None, description="Instead of a command: models for one process")
@@ -137,6 +148,7 @@ class _SweepTable(_Table):
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
     container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
     service: dict[str, Any] | None = Field(default=None, description="Service that decides what starts where")
+    target: dict[str, Any] | None = Field(default=None, description="How good a model is to be")
 
 
 class _ParameterTable(_Table):
@@ -165,8 +177,13 @@ class _Refused(Exception):
         self.hint = hint
 
 
-def read_training_sweep(path: Path) -> TrainingSweep:
+def read_training_sweep(path: Path, *, target: str | None = None) -> TrainingSweep:
     """Read and check a sweep file.
+
+    Parameters
+    ----------
+    target : str, optional
+        Target that stands above the one of the file, such as ``val_acc>=0.90,0.95``.
 
     Raises
     ------
@@ -179,20 +196,22 @@ def read_training_sweep(path: Path) -> TrainingSweep:
     except (tomllib.TOMLDecodeError, RecursionError) as reason:
         raise UsageError(f"{path} cannot be read as TOML: {reason}.", hint=f"See {PAGE} for an example.") from reason
     try:
-        return _sweep(path, _validate(_SweepTable, content))
+        return _sweep(path, _validate(_SweepTable, content), target)
     except _Refused as reason:
         line = line_number(text, reason.keys)
         hint = reason.hint or f"See {PAGE} for an example."
         raise UsageError(f"{path}, line {line}: {reason}.", hint=hint) from reason
 
 
-def check_training_sweep(path: Path, content: Mapping[str, Any]) -> TrainingSweep:
+def check_training_sweep(path: Path, content: Mapping[str, Any], *, target: str | None = None) -> TrainingSweep:
     """Check a sweep that is given by its content.
 
     Parameters
     ----------
     path : Path
         Where its file would be; paths in it are relative to that folder.
+    target : str, optional
+        As in :func:`read_training_sweep`.
 
     Raises
     ------
@@ -200,7 +219,7 @@ def check_training_sweep(path: Path, content: Mapping[str, Any]) -> TrainingSwee
         It asks for what cannot be run.
     """
     try:
-        return _sweep(path, _validate(_SweepTable, json.loads(json.dumps(content))))
+        return _sweep(path, _validate(_SweepTable, json.loads(json.dumps(content))), target)
     except _Refused as reason:
         raise UsageError(f"The sweep: {reason}.", hint=reason.hint or f"See {PAGE} for an example.") from reason
     except (TypeError, ValueError) as reason:
@@ -279,7 +298,7 @@ def _validate(table: type[Table], content: Any, *at: str) -> Table:
     raise _Refused(f"{'.'.join(place)}{about}: {error['msg']}", *place)
 
 
-def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
+def _sweep(path: Path, table: _SweepTable, target_text: str | None) -> TrainingSweep:
     folder = path.absolute().parent
     cwd = folder / (table.cwd or ".")
     if not cwd.is_dir():
@@ -319,6 +338,9 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
             raise _Refused(f"{name!r} cannot be set in the environment of trials", "env", name, hint="Name another.")
     count = len(listed) if listed else count_combinations(parameters, conditions)
     objectives = _objectives(table.search)
+    target, on_target = _target(table.target, target_text, objectives)
+    if target is not None:
+        objectives = objectives or {target.metric: target.maximize}
     return TrainingSweep(
         path=path,
         command=command,
@@ -339,7 +361,80 @@ def _sweep(path: Path, table: _SweepTable) -> TrainingSweep:
         service=_service(table.service),
         conditions=conditions,
         defaults=defaults,
+        target=target,
+        on_target=on_target,
     )
+
+
+def _target(
+    given: dict[str, Any] | None, text: str | None, objectives: Mapping[str, bool]
+) -> tuple[Target | None, tuple[str, ...]]:
+    """Return the target of a sweep, and the command for what it delivers.
+
+    A text, of the command line, stands above metric and values of the file.
+    """
+    if given is None:
+        return (None if text is None else _fitting(_parse(text), objectives)), ()
+    if "weight" in given:
+        hint = "Write weight = 2 above the first table: it is that of the sweep's trials."
+        raise _Refused("a target has no weight of its own", "target", "weight", hint=hint)
+    table = _validate(_TargetTable, given, "target")
+    if table.direction not in {None, "maximize", "minimize"}:
+        raise _Refused(f"{table.direction!r} is no direction: maximize or minimize", "target", "direction")
+    maximize = objectives.get(table.metric, None if table.second is None else table.second > table.first)
+    if table.direction is not None:
+        maximize = table.direction == "maximize"
+    if text is None and maximize is None:
+        hint = 'Write direction = "minimize" or "maximize" in [target], or a second target.'
+        raise _Refused(f"nothing says whether more of {table.metric!r} is better", "target", hint=hint)
+    try:
+        on_target = shlex.split(table.on_target) if isinstance(table.on_target, str) else (table.on_target or [])
+    except ValueError as reason:
+        raise _Refused(str(reason), "target", "on_target", hint="Write it as a list of words.") from reason
+    try:
+        target = Target(
+            metric=table.metric,
+            first=float(table.first),
+            second=None if table.second is None else float(table.second),
+            maximize=bool(maximize),
+            deadline_s=None if table.deadline is None else length(table.deadline).total_seconds(),
+        )
+    except ValueError as reason:
+        raise _Refused(str(reason), "target", "first" if table.second is None else "second") from reason
+    except UsageError as reason:
+        raise _Refused(reason.message.rstrip("."), "target", "deadline", hint=reason.hint) from reason
+    if text is not None:
+        target = replace(_parse(text), deadline_s=target.deadline_s)
+    return _fitting(target, objectives), tuple(on_target)
+
+
+def _parse(text: str) -> Target:
+    try:
+        return parse_target(text)
+    except ValueError as reason:
+        raise UsageError(f"--target: {reason}.", hint="Write --target 'val_acc>=0.90,0.95'") from reason
+
+
+def _fitting(target: Target, objectives: Mapping[str, bool]) -> Target:
+    """Return a target that is of what trials are compared by."""
+    metric = next(iter(objectives), target.metric)
+    if target.metric in OWN_KEYS:
+        hint = "Report the metric by another name."
+        raise _Refused(f"{target.metric!r} is never a metric", "target", "metric", hint=hint)
+    if target.metric != metric:
+        hint = f"Did you mean {metric!r}? A target is of the first metric of [search]."
+        raise _Refused(
+            f"the target is of {target.metric!r}, and trials are compared by {metric!r}", "target", hint=hint
+        )
+    if objectives.get(metric, target.maximize) != target.maximize:
+        way = "minimize" if target.maximize else "maximize"
+        raise _Refused(
+            f"the target {target} contradicts [search], which is to {way} {metric!r}",
+            "search",
+            "direction",
+            hint="Write the direction in [search].",
+        )
+    return target
 
 
 def _objectives(search: _SearchTable | None) -> dict[str, bool]:
@@ -757,10 +852,10 @@ def pool_folders(paths: Sequence[Path], folder: Path | None) -> dict[Path, Path]
 def pool_names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of some paths that tell them apart."""
     parts = [path.absolute().parts for path in paths]
-    for length in range(1, max(map(len, parts))):
-        if len({each[-length:] for each in parts}) == len(parts):
+    for depth in range(1, max(map(len, parts))):
+        if len({each[-depth:] for each in parts}) == len(parts):
             break
-    return ["/".join(each[-length:]) for each in parts]
+    return ["/".join(each[-depth:]) for each in parts]
 
 
 def read_trials(path: Path) -> tuple[dict[str, Value], ...]:

@@ -33,6 +33,7 @@ from helios.training.pool.orders import PoolOrder
 from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
+from helios.training.pool.targets import SweepTarget
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""
@@ -107,6 +108,8 @@ class SweepTrials:
         Whether the search has no more.
     changed : bool
         Whether the service should be asked at once.
+    goal : SweepTarget
+        How far they are from their target.
     hold_until_s : float
         Until when none starts, since it could not be recorded.
     sync_at_s : float
@@ -129,6 +132,7 @@ class SweepTrials:
         )
         self._prefix = f"{Path(own_program).parent}/" if is_unlike else ""
         self.fusion = Fusion(self.sweep.fused, searched=self.sweep.search is not None, title=self._title)
+        self.goal = SweepTarget(trials=self, notes=notes)
         self.problem = ""
         self.waiting: dict[int, Trial] = {}
         self.just_ended: list[Trial] = []
@@ -150,6 +154,7 @@ class SweepTrials:
                 self._take_duration(record.last_seconds)
             if record.again:  # the search does not ask for it, if the end of the pool came before it was told
                 self.unreported.append(record)
+        self.goal.restore()
 
     def ask(self, slots: int) -> bool:
         """Ask the search for as many trials as may start.
@@ -225,6 +230,10 @@ class SweepTrials:
     def pool_number(self, record: TrialRecord) -> int:
         """Return the number in the pool of a trial."""
         return self._first + record.number
+
+    def label(self, number: int) -> str:
+        """Return how people call a trial of the pool."""
+        return f"{self._title}:{number % NUMBERS}" if self._title else str(number % NUMBERS)
 
     def identify(self, number: int) -> dict[str, Any]:
         """Return which trial of which sweep a trial of the pool is, for events."""
@@ -315,6 +324,8 @@ class SweepTrials:
             weight=self.sweep.weight,
             sweep=self._title,
             owner=self.sweep.owner,
+            target=self.goal.target,
+            targets_reached=self.goal.count_reached,
         )
 
     def expect(self) -> None:

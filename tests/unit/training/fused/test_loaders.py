@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,32 @@ def test_workers_read_ahead_of_the_models() -> None:
     wanted = [position.following() for position in wanted]
     reader.read(wanted)
     assert reader._batches is batches
+
+
+@pytest.mark.parametrize("dataset", [Noisy, Stream])
+def test_workers_end_by_themselves_with_the_trainer_that_read(
+    dataset: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[BaseProcess] = []
+
+    def terminate(worker: BaseProcess) -> None:  # which PyTorch does 5 s later
+        killed.append(worker)
+        worker.kill()
+
+    gc.collect()
+    trainer = from_loader(DataLoader(dataset(), batch_size=8, num_workers=2), way="serial")
+    trainer.train(steps=1)
+    assert multiprocessing.active_children() != []
+    del trainer
+    monkeypatch.setattr(BaseProcess, "terminate", terminate)
+    gc.collect()
+    assert (multiprocessing.active_children(), killed) == ([], [])
+
+
+def test_no_worker_is_left_after_an_epoch_of_batches() -> None:
+    gc.collect()
+    list(epoch_batches(shuffled(num_workers=2), 3, 1))
+    assert multiprocessing.active_children() == []
 
 
 def test_a_worker_sees_the_users_dataset(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Targets that the trials of a pool reach.
+
+Each report is looked at once, in the order of the file, so that the first one that reaches a target is found however
+many are read in one go. What was reached is in the state file, and so is the same after a kill.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from helios.training.model import TrialState
+from helios.training.target import Target
+
+if TYPE_CHECKING:
+    from helios.training.pool.attempts import Attempt
+    from helios.training.pool.notes import Notes
+    from helios.training.pool.reports import Report
+    from helios.training.pool.trials import SweepTrials
+
+TIERS = ("first", "second")
+SILENT_REPORTS = 20
+"""Reports with other metrics alone, after which a target's metric counts as one that is not reported."""
+_LESS_IS_BETTER = re.compile(r"(^|[\W_])(loss|err|error|mse|mae|rmse|nll|perplexity|ppl)$", re.IGNORECASE)
+_MORE_IS_BETTER = re.compile(r"(^|[\W_])(acc|accuracy|auc|auroc|f1|r2|precision|recall|bleu)$", re.IGNORECASE)
+"""Names of metrics that say in which direction they are better."""
+
+
+def looks_reversed(target: Target, value: float) -> bool:
+    """Return whether a first value says that a target has the wrong direction.
+
+    It passes the hardest target. The metric's name says the other direction or, where it says none, the value is away
+    from the target by more than the target itself.
+    """
+    goal = target.values[-1]
+    if not target.is_reached(len(target.values) - 1, value):
+        return False
+    if _LESS_IS_BETTER.search(target.metric) or _MORE_IS_BETTER.search(target.metric):
+        return bool(_MORE_IS_BETTER.search(target.metric)) != target.maximize
+    return abs(value - goal) > abs(goal) > 0
+
+
+class SweepTarget:
+    """Keeps how far the trials of a sweep are from its target."""
+
+    def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
+        self._trials, self._notes = trials, notes
+        self._target = trials.sweep.target
+        self._problem = ""
+        self._is_reported, self._silent = False, 0
+        self._seen = set[int]()
+
+    @property
+    def target(self) -> Target | None:
+        """The target that trials have, None where none counts."""
+        return None if self._problem else self._target
+
+    @property
+    def count_reached(self) -> int:
+        """Number of targets that were reached."""
+        return len(self._trials.state.reached)
+
+    def restore(self) -> None:
+        """Look at trials that had ended before the target was said."""
+        if self._target is None:
+            return
+        for record in self._trials.state.trials.values():
+            if record.state is TrialState.FINISHED:
+                self._reach(record.number, record.metrics.get(self._target.metric), attempt=record.attempts)
+
+    def take(self, attempt: Attempt, report: Report, at_s: float) -> None:
+        """Take a report of a trial, in the order of its file."""
+        if self._target is None:
+            return
+        metric, number = self._target.metric, attempt.trial.number
+        value = report.metrics.get(metric)
+        if metric in report.not_finite:
+            note = f"{metric} of trial {attempt.trial.label} is not a finite number, so it has no target until it is"
+            self._notes.note(note)
+            attempt.trial = replace(attempt.trial, target=None)
+        elif value is None:
+            self._count_silent(attempt, report)
+        else:
+            if not self._is_reported:
+                self._is_reported = True
+                self._change("")
+            if number not in self._seen:
+                self._seen.add(number)
+                self._look_at_first(attempt, value)
+            if attempt.trial.target is not self.target:
+                attempt.trial = replace(attempt.trial, target=self.target)
+            if self.target is not None:
+                seconds = self._seconds(attempt, report, at_s)
+                about = {"step": report.step, "seconds": seconds, "attempt": attempt.trial.attempts}
+                self._reach(number, value, reached_s=at_s, **about)
+
+    def _count_silent(self, attempt: Attempt, report: Report) -> None:
+        """Withhold a target whose metric no report has."""
+        assert self._target is not None
+        self._silent += bool(report.metrics) and not self._is_reported
+        if self._silent < SILENT_REPORTS or self._is_reported or self._problem:
+            return
+        near = get_close_matches(self._target.metric, attempt.metrics, n=1) or sorted(attempt.metrics)[:3]
+        self._change(f"{self._silent} reports had no {self._target.metric}, but {', '.join(near)}")
+
+    def _look_at_first(self, attempt: Attempt, value: float) -> None:
+        """Say where a trial is beyond its target when it begins."""
+        target = self._target
+        assert target is not None
+        if self._trials.state.reached or not target.is_reached(0, value):
+            return
+        told = f"the first {target.metric} of trial {attempt.trial.label} is {value:g}"
+        if looks_reversed(target, value):
+            less = "<=" if target.maximize else ">="
+            self._change(f"{told}, so that {less} may be meant")
+        else:
+            self._notes.note(f"The target {target} is passed at the start, since {told}: a harder one may be meant")
+
+    def _change(self, problem: str) -> None:
+        """Give trials the target or take it from them, and say why."""
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem:
+            self._notes.note(f"Trials are without the target {self._target}: {problem}")
+        self._update(target=self.target)
+
+    def _update(self, **known: Any) -> None:
+        """Update what trials know of their target."""
+        for trial in [*self._trials.waiting.values(), *(attempt.trial for attempt in self._trials.running)]:
+            self._trials.replace(replace(trial, **known))
+        self._trials.changed = True
+
+    def _reach(self, number: int, value: float | None, **about: Any) -> None:
+        """Record the targets that a value of a trial reaches, unless another one was first."""
+        target, state = self._target, self._trials.state
+        assert target is not None
+        for tier, goal in enumerate(target.values):
+            if tier in state.reached or not target.is_reached(tier, value):
+                continue
+            own = self._trials.identify(number)
+            known = {"metric": target.metric, "goal": goal, "value": value, **about}
+            if not state.record_target(own["number"], tier, **known):
+                continue
+            self._notes.publish({"event": "target", **own, "tier": tier + 1, **known})
+            at = "" if about.get("step") is None else f" at step {about['step']:,}"
+            label = self._trials.label(own["number"])
+            self._notes.note(f"Trial {label} reached the {TIERS[tier]} target, {goal:g}{at}: {target.metric} {value:g}")
+            self._update(targets_reached=self.count_reached)
+
+    @staticmethod
+    def _seconds(attempt: Attempt, report: Report, at_s: float) -> float | None:
+        """Return how long a trial had trained at a report, s."""
+        if report.step is not None:
+            points = attempt.curve.points
+            return next((point.seconds for point in points if point.step >= report.step), None)
+        return None if attempt.read_s is None else round(at_s - attempt.curve_from_s - attempt.held_s, 3)
