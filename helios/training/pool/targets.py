@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from helios.training.model import TrialState
+from helios.training.pool.deliverables import Deliverables
 from helios.training.target import Target
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SweepTarget:
     def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
         self._trials, self._notes = trials, notes
         self._target = trials.sweep.target
+        self.deliverables = Deliverables(trials=trials, notes=notes)
         self._problem = ""
         self._is_reported, self._silent = False, 0
         self._seen = set[int]()
@@ -93,8 +95,11 @@ class SweepTarget:
                 attempt.trial = replace(attempt.trial, target=self.target)
             if self.target is not None:
                 seconds = self._seconds(attempt, report, at_s)
-                about = {"step": report.step, "seconds": seconds, "attempt": attempt.trial.attempts}
-                self._reach(number, value, reached_s=at_s, **about)
+                is_own = attempt.read_s is not None  # else it is of an earlier attempt
+                attempts = attempt.trial.attempts if is_own else None
+                about = {"step": report.step, "seconds": seconds, "attempt": attempts}
+                self._reach(number, value, time_s=round(at_s, 3), **about)
+        self.deliverables.confirm(attempt, report)
 
     def _count_silent(self, attempt: Attempt, report: Report) -> None:
         """Withhold a target whose metric no report has."""
