@@ -69,7 +69,6 @@ EARLIER_SPREAD, EARLIER_WEIGHT = 0.35, 5.0
 a step is at which one of them reached the target."""
 MOST_EARLIER = 50
 """Earlier curves that are used, the last ones."""
-LOST = StepsToTarget(p10=math.inf, p50=math.inf, p90=math.inf, reached=0.0)
 DONE = StepsToTarget(p10=0.0, p50=0.0, p90=0.0)
 RECORD_SHARE, RECORD_VARIANCE = 0.5, 0.3
 """What of the expected record counts, since noise falls, and the variance of a record, as parts of the noise."""
@@ -124,14 +123,6 @@ class EarlierCurves:
     maximize: bool = True
     prior: CurvePrior = BUILT_IN
 
-    def works(self, value: float) -> list[float]:
-        """Return the step at which each first reached a value, infinity where it never did."""
-        sign = 1.0 if self.maximize else -1.0
-        return [
-            next((max(1.0, p.step) for p in curve if p.value is not None and sign * (p.value - value) >= 0), math.inf)
-            for curve in self.curves
-        ]
-
 
 NO_CURVES = EarlierCurves()
 
@@ -143,6 +134,18 @@ def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
         return NO_CURVES
     curves, maximize = tuple(run.curve for run in whole), whole[-1].direction != "minimize"
     return EarlierCurves(curves=curves, maximize=maximize, prior=learn_prior((curve, maximize) for curve in curves))
+
+
+@lru_cache(maxsize=256)
+def _works(earlier: EarlierCurves, value: float) -> Array:
+    """Return the step at which each curve first reached a value, infinity where it never did."""
+    sign = 1.0 if earlier.maximize else -1.0
+    return np.array(
+        [
+            next((max(1.0, p.step) for p in curve if p.value is not None and sign * (p.value - value) >= 0), math.inf)
+            for curve in earlier.curves
+        ]
+    )
 
 
 def expect_targets(
@@ -185,19 +188,20 @@ def forecast_steps(
         Last step of the training. None where unknown.
     """
     sign = 1.0 if maximize else -1.0
-    prior, works = earlier.prior, np.array(earlier.works(value))
+    prior, works = earlier.prior, _works(earlier, value)
     numbers, _, metric = zip(*curve, strict=True) if curve else ((), (), ())
     steps, values = np.array(numbers, dtype=np.float64), sign * np.array(metric, dtype=np.float64)
     known = np.isfinite(values)
     if np.any(values[known] >= sign * value):
         return DONE
-    if len(curve) >= LOST_POINTS and not known[-LOST_POINTS:].any():
-        return LOST
-    if not known.any():
+    if not known.any() and len(curve) < LOST_POINTS:
         return _from_works(works)
     last = max(1.0, steps[-1])
     between = last if len(steps) < 2 else max(1e-9, (steps[-1] - steps[0]) / (len(steps) - 1))
     times = _times(last, between, horizon)
+    if not known[-LOST_POINTS:].any():
+        left = float(times[-1] - last)
+        return StepsToTarget(p10=left, p50=left, p90=left, reached=0.0)
     points = _points(steps[known], sign * value - values[known])
     cdf = _crossing(_fit(points, times, horizon, prior), times, between, points.noise)
     surprise = SURPRISE * (1 - last / times[-1])
