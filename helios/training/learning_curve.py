@@ -138,7 +138,7 @@ def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
 
 @lru_cache(maxsize=256)
 def _works(earlier: EarlierCurves, value: float) -> Array:
-    """Return the step at which each curve first reached a value, infinity where it never did."""
+    """Return the step at which each curve first reached a value, or infinity."""
     sign = 1.0 if earlier.maximize else -1.0
     return np.array(
         [
@@ -221,7 +221,7 @@ def _from_works(works: Array) -> StepsToTarget | None:
 
 
 def _with_works(cdf: Array, times: Array, works: Array) -> Array:
-    """Return a distribution of the step at which the target is reached, given where earlier trainings reached it."""
+    """Weigh the steps at which a target may be reached by earlier trainings."""
     works = works[works > times[0]]  # what took less says nothing of what is left
     if not len(works):
         return cdf
