@@ -136,11 +136,11 @@ def show(found: Mapping[str, list[dict[str, dict[str, float]]]]) -> None:
         if way == "equal" or "equal" not in found:
             continue
         print(f"{way} over equal, median (and each repeat):")
-        for what in NAMES:
+        for what, name in NAMES.items():
             ratios = [
                 _mean(ours, what) / _mean(equal, what) for ours, equal in zip(rounds, found["equal"], strict=True)
             ]
-            print(f"  mean {NAMES[what]:28} {_words(ratios)}")
+            print(f"  mean {name:28} {_words(ratios)}")
         worst = [
             _most(ours, "first") / _most(equal, "first") for ours, equal in zip(rounds, found["equal"], strict=True)
         ]
