@@ -187,7 +187,7 @@ class SimulatedPool:
         self._saved_s = list(self._remaining_s)
         """Work left at the last checkpoint, s."""
         self._shown: list[float | None] = [None if trial.report_s else 0.0 for trial in self.trials]
-        """Progress of the last report, where reports are rare."""
+        """Progress of the last report, where it is not known all the time."""
         self._curves: list[tuple[CurvePoint, ...]] = [() for _ in self.trials]
         self._work_to_targets = [trial.work_to_targets for trial in self.trials]
         self._reached_s = [[math.nan] * len(works) for works in self._work_to_targets]
@@ -273,7 +273,7 @@ class SimulatedPool:
             memory_mib=self._memory_mib(number) if ready else None,
             peak_memory_mib=self._seen.peak_mib.get(number),
             out_of_memory_mib=self._killed_at_mib[number],
-            progress=None if not true.reports else self._shown[number] if true.report_s else self._progress(number),
+            progress=self._shown_progress(number),
             steps_per_s=None
             if attempt is None or not attempt.measured
             else self._seen_rate(attempt) * float(self.profiles.alone[true.family]),
@@ -283,6 +283,13 @@ class SimulatedPool:
             target=true.target,
             targets_reached=self._targets_reached[true.sweep],
         )
+
+    def _shown_progress(self, number: int) -> float | None:
+        """Return the progress that a trial reported last."""
+        true = self.trials[number]
+        if not true.reports:
+            return None
+        return self._shown[number] if true.report_s or true.curve else self._progress(number)
 
     def _progress(self, number: int) -> float:
         """Return the share of a trial's work that is done."""
@@ -518,6 +525,7 @@ class SimulatedPool:
             since_s = (progress - work) * true.seconds / speed
             step = round(work * true.seconds * float(self.profiles.alone[true.family]))
             curve = (*curve, CurvePoint(step, self._ran_s[number] - since_s, value))
+            self._shown[number] = work
         if curve is not self._curves[number]:
             self._curves[number] = curve
             self._seen.add_report()
@@ -587,8 +595,8 @@ class SimulatedPool:
             self._record_speed(attempt, others, 0.0)
         self._remaining_s[number] = self._saved_s[number]
         if not true.report_s:
-            done = sum(work <= self._progress(number) + 1e-9 for work, _ in true.curve)
-            self._curves[number] = self._curves[number][:done]
+            done = [work for work, _ in true.curve if work <= self._progress(number) + 1e-9]
+            self._curves[number], self._shown[number] = self._curves[number][: len(done)], max(done, default=0.0)
         self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: _Attempt) -> None:
@@ -638,10 +646,8 @@ class SimulatedPool:
             return  # one of the group writes its checkpoint
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         alone = float(self.profiles.alone[self.trials[attempt.number].family])
-        if attempt.share is None:
+        if attempt.share is None:  # else it is the speed neither alone nor beside others
             self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
-        else:
-            self._record_speed(attempt, (), self._seen_rate(attempt) * alone * max(0.5, noise))
         self._seen.add_length(attempt.number, self.now_s - attempt.started_s)
 
     def _record_speed(self, attempt: _Attempt, others: Iterable[_Attempt], steps_per_s: float) -> None:

@@ -1,11 +1,12 @@
 """Targets of trials, to which resources bring the nearest first.
 
-Each client, which is a sweep, has a part of the pool. A part becomes the weight of its trials in the plan of packing,
-and their shares of a device's time where taking turns brings more than running side by side:
+Each client, which is a sweep, has a part of the pool. As a weight it goes into the one plan of packing. Where trials on
+a device bring more by taking turns than side by side, it becomes their shares of the time as well.
 
-- A client that has not reached its first target gets by how likely it is to reach it soon for what it takes. It is
-  Gittins' index of the forecast need, so that an uncertain need is worth a look.
-- Between the targets it is the same for the second one. Together such clients are capped while others wait for a first.
+- Who has not reached its first target gets by how little it still needs. On one device the shortest remaining need
+  first is the best order for the mean.
+- Who is between its targets gets by what it needs to the second one. Together such clients are capped while others
+  wait for a first target.
 - One without a target has an equal part, and none falls below a floor.
 
 Two-tier targets are from TRADL (HPEC'19, doi 10.1109/HPEC.2019.8916403); how parts follow from them is ours.
@@ -13,8 +14,9 @@ Two-tier targets are from TRADL (HPEC'19, doi 10.1109/HPEC.2019.8916403); how pa
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
@@ -23,9 +25,9 @@ from helios.training.model import (
     ENDED,
     NUMBERS,
     Device,
+    PauseTrial,
     PoolAction,
     PoolSnapshot,
-    SharedSpeed,
     ShareTrial,
     Trial,
     TrialState,
@@ -33,16 +35,19 @@ from helios.training.model import (
 )
 from helios.training.services.group_speeds import PRIOR_SPEED
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.target import StepsToTarget
 
-UNLIKELY = 0.1
-"""Probability of reaching a target below which nobody waits for it."""
+UNLIKELY = 0.02
+"""Probability of reaching a target below which nobody makes room for it."""
 LEAST_SHARE = 0.01
 """Smallest share of a device's time."""
-LEAST_NEED_S = 1.0
-"""Need below which none is nearer than another, s."""
+LEAST_NEED_S, MOST_NEED_S = 1.0, 1e9
+"""Needs below and above which none is nearer than another, s."""
+LONGER = 4.0
+"""A need of which nothing is known is at least so many times what the trial took so far."""
 QUANTILE_PARTS = (0.3, 0.4, 0.3)
 """Part of the probability that p10, p50 and p90 stand for (Swanson's rule)."""
+MOST_FOR_DEADLINE = 0.8
+"""Largest part of the pool that a deadline brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +57,17 @@ class TargetOptions(PackingOptions):
     Attributes
     ----------
     floor : float
-        Part that every client keeps, as a share of an equal part.
+        Least part of a client that waits for its first target, as a share of an equal part. That of others is a third
+        of it.
     between : float
         Most that clients between their targets get together while others wait for a first one, as a share.
     sharpness : float
-        Power of the index: 1 divides by it, larger values prefer the nearest.
+        How much shares of time prefer the least need: they go by this power of it.
     change : float
         Relative change of a share from which it is given.
     """
 
-    floor: float = 0.1
+    floor: float = 0.3
     between: float = 0.1
     sharpness: float = 4.0
     change: float = 0.2
@@ -96,36 +102,78 @@ class Targets:
         """Return which trials to start, to pause, and to give shares."""
         trials = [trial for trial in snapshot.trials if trial.state not in ENDED]
         if not any(trial.target for trial in trials):
-            given = [trial for trial in trials if trial.share is not None and trial.state is TrialState.RUNNING]
-            taken = [ShareTrial(number=t.number, share=None, reason="no sweep has a target") for t in given]
-            return [*self._packing.decide(snapshot), *taken]
-        weights = trial_weights(trials, snapshot, self.options)
-        weighted = tuple(
-            replace(trial, weight=weights[trial.number].weight) if trial.number in weights else trial
-            for trial in snapshot.trials
-        )
-        actions = self._for_results.decide(replace(snapshot, trials=weighted))
-        return [*actions, *self._shares(snapshot, weights, {action.number for action in actions})]
-
-    def _shares(self, snapshot: PoolSnapshot, weights: Mapping[int, _Weight], changing: set[int]) -> list[PoolAction]:
-        """Return the shares of devices on which turns bring more than running side by side."""
-        actions: list[PoolAction] = []
+            actions = self._packing.decide(snapshot)
+            claims = dict[int, Claim]()
+        else:
+            claims = trial_claims(trials, snapshot, self.options)
+            weighted = [
+                replace(trial, weight=claims[trial.number].weight) if trial.number in claims else trial
+                for trial in snapshot.trials
+            ]
+            actions = self._for_results.decide(replace(snapshot, trials=tuple(weighted)))
+            actions = actions or self._make_room(snapshot, claims)
+        changing = {action.number for action in actions}
+        by_device: dict[tuple[str, ...], list[list[Trial]]] = defaultdict(list)
+        for process in by_process(trials):
+            by_device[process[0].devices].append(process)
+        known = {(speed.family, speed.beside): speed.steps_per_s for speed in snapshot.speeds}
         for device in snapshot.devices:
-            there = [p for p in by_process(snapshot.trials) if p[0].devices == (device.name,)]
-            if any(trial.number in changing for process in there for trial in process):
-                continue
-            given = [sum(weights[trial.number].weight for trial in process) for process in there]
-            shares: list[float | None] = [round(max(LEAST_SHARE, weight / sum(given)), 4) for weight in given]
-            before = [process[0].share for process in there]
-            if not self._gain_by_turns(device, there, given, snapshot.speeds, is_shared=None not in before):
-                shares = [None] * len(there)
-            if all(self._is_near(share, old) for share, old in zip(shares, before, strict=True)):
-                continue
-            for (lead, *_), share, old in zip(there, shares, before, strict=True):
-                if share != old:
-                    reason = "side by side they do more" if share is None else weights[lead.number].reason
-                    actions.append(ShareTrial(number=lead.number, share=share, reason=reason))
+            there = by_device[device.name,]
+            if not any(trial.number in changing for process in there for trial in process):
+                actions += self._divide(device, there, claims, known)
         return actions
+
+    def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
+        """Pause a trial alone on a GPU or in a slot, for one that is worth more.
+
+        Of groups on a GPU packing pauses one where another group does more.
+        """
+        waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
+        processes = by_process(snapshot.trials)
+        counts = Counter(process[0].devices for process in processes)
+        cpus = {(device.name,) for device in snapshot.devices if device.kind == "cpu"}
+        alone = [
+            lead
+            for lead, *fused in processes
+            if not fused and len(lead.devices) == 1 and (lead.devices in cpus or counts[lead.devices] == 1)
+        ]
+        if not waiting or not alone:
+            return []
+        first = max(waiting, key=lambda trial: (claims[trial.number].weight, -trial.number))
+        last = min(alone, key=lambda trial: (claims[trial.number].weight, -trial.number))
+        more, less = claims[first.number], claims[last.number]
+        ran_s = snapshot.now_s - (snapshot.now_s if last.started_s is None else last.started_s)
+        cost = 2 * self.options.restart_s * (more.weight + less.weight)
+        if ran_s < self.options.restart_s or (more.weight - less.weight) * more.need_s <= cost:
+            return []
+        return [PauseTrial(number=last.number, reason=f"trial {first.label} is nearer to its target")]
+
+    def _divide(
+        self,
+        device: Device,
+        there: Sequence[Sequence[Trial]],
+        claims: Mapping[int, Claim],
+        known: Mapping[tuple[str, tuple[str, ...]], float],
+    ) -> list[PoolAction]:
+        """Return the shares of a device's processes, or take them back."""
+        before = [process[0].share for process in there]
+        shares: list[float | None] = [None] * len(there)
+        reasons = ["all run side by side"] * len(there)
+        if claims and len(there) > max(1, device.places):
+            weights = [sum(claims[trial.number].weight for trial in process) for process in there]
+            parts = [sum(claims[trial.number].part for trial in process) for process in there]
+            by_turns = sum(weight * part for weight, part in zip(weights, parts, strict=True)) / sum(parts)
+            together = 0.0 if device.kind == "cpu" else _worth_together(there, weights, known)
+            if by_turns > together * (1 + self.options.worth * (1 if None in before else -1)):
+                shares = [round(max(LEAST_SHARE, part / sum(parts)), 4) for part in parts]
+                reasons = [claims[process[0].number].reason for process in there]
+        if all(self._is_near(share, old) for share, old in zip(shares, before, strict=True)):
+            return []
+        return [
+            ShareTrial(number=process[0].number, share=share, reason=reason)
+            for process, share, old, reason in zip(there, shares, before, reasons, strict=True)
+            if share != old
+        ]
 
     def _is_near(self, share: float | None, before: float | None) -> bool:
         """Return whether a share is about what it was."""
@@ -133,62 +181,102 @@ class Targets:
             return share is before
         return abs(share - before) <= self.options.change * before
 
-    def _gain_by_turns(
-        self,
-        device: Device,
-        there: Sequence[Sequence[Trial]],
-        weights: Sequence[float],
-        speeds: Iterable[SharedSpeed],
-        *,
-        is_shared: bool,
-    ) -> bool:
-        """Return whether turns bring more than running side by side, where that is known."""
-        if len(there) <= max(1, device.places):
-            return False
-        if device.kind == "cpu":
-            return True
-        known = {(speed.family, speed.beside): speed.steps_per_s for speed in speeds}
-        families = [process[0].family for process in there]
-        rates = []
-        for place, family in enumerate(families):
-            beside = known.get((family, tuple(sorted(families[:place] + families[place + 1 :]))))
-            if beside is None or any(len(process) > 1 for process in there):
-                return False  # to be measured first
-            alone = known.get((family, ()))
-            rates.append(min(1.0, beside / alone) if alone else PRIOR_SPEED)
-        together = sum(weight * rate for weight, rate in zip(weights, rates, strict=True))
-        by_turns = sum(weight**2 for weight in weights) / sum(weights)
-        return (
-            by_turns * (1 + self.options.worth) > together
-            if is_shared
-            else by_turns > together * (1 + self.options.worth)
-        )
+
+def _worth_together(
+    there: Sequence[Sequence[Trial]],
+    weights: Sequence[float],
+    known: Mapping[tuple[str, tuple[str, ...]], float],
+) -> float:
+    """Return what processes side by side on a GPU bring in a second.
+
+    It is infinite where that is not known, so that it is measured.
+    """
+    families = [process[0].family for process in there]
+    together = 0.0
+    for place, (family, weight) in enumerate(zip(families, weights, strict=True)):
+        beside = known.get((family, tuple(sorted(families[:place] + families[place + 1 :]))))
+        if beside is None or len(there[place]) > 1:
+            return math.inf
+        alone = known.get((family, ())) or there[place][0].forecast.steps_per_s
+        together += weight * (min(1.0, beside / alone) if alone else PRIOR_SPEED)
+    return together
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """Weight of a trial, and why it has it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a trial gets, and why.
+
+    Attributes
+    ----------
+    weight : float
+        What a second of its work is worth, beside that of others.
+    part : float
+        Part of the time that it gets where all take turns.
+    need_s : float
+        How much more it needs alone, s.
+    """
 
     weight: float
+    part: float
+    need_s: float
     reason: str
 
 
-def trial_weights(trials: Iterable[Trial], snapshot: PoolSnapshot, options: TargetOptions) -> dict[int, _Weight]:
-    """Return the weight of each trial, by its target and forecast need.
+def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: TargetOptions) -> dict[int, Claim]:
+    """Return what each trial gets, by its target and forecast need.
 
-    Those of clients have mean 1. The trials of a sweep are one client, and its nearest trial counts for it.
+    The trials of a sweep are one client, and its nearest trial counts for it.
     """
     alone = {speed.family: speed.steps_per_s for speed in snapshot.speeds if not speed.beside}
-    clients: dict[tuple[int, str], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        clients[trial.number // NUMBERS, trial.sweep].append(trial)
-    found = [_Client(members, alone) for members in clients.values()]
-    _set_parts(found, options)
-    return {
-        trial.number: _Weight(weight=max(1e-6, len(found) * client.part * share), reason=client.reason)
-        for client in found
-        for trial, share in client.divided(options.sharpness)
+    processes = by_process(trials)
+    counts = Counter(process[0].devices for process in processes)
+    took_s = {
+        trial.number: (snapshot.now_s - trial.started_s) * (trial.share or 1 / counts[trial.devices])
+        for process in processes
+        for trial in process
+        if trial.started_s is not None
     }
+    members: dict[tuple[int, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        members[trial.number // NUMBERS, trial.sweep].append(trial)
+    clients = [_Client(its, {trial.number: _need(trial, alone) for trial in its}) for its in members.values()]
+    usual_s = median([client.need_s for client in clients if client.need_s is not None] or [LEAST_NEED_S])
+    for client in clients:
+        least_s = LONGER * max((took_s.get(trial.number, 0.0) for trial in client.trials), default=0.0)
+        client.fill(max(usual_s, least_s))
+    weights = _parts(clients, options, 1.0, snapshot.now_s)
+    parts = _parts(clients, options, options.sharpness, snapshot.now_s)
+    return {
+        trial.number: Claim(
+            weight=max(1e-6, len(clients) * weight * own),
+            part=max(1e-6, part * sharp),
+            need_s=client.needs_s[trial.number],
+            reason=client.reason,
+        )
+        for client, weight, part in zip(clients, weights, parts, strict=True)
+        for trial, own, sharp in zip(client.trials, client.divided(1.0), client.divided(options.sharpness), strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """How much more a trial needs alone to its next target."""
+
+    mean_s: float
+    p90_s: float
+    likely: float
+
+
+def _need(trial: Trial, alone: Mapping[str, float]) -> _Need | None:
+    """Return the need of a trial, or None where it is not known."""
+    steps = trial.forecast.second if trial.targets_reached else trial.forecast.first
+    speed = alone.get(trial.family) or trial.forecast.steps_per_s or trial.steps_per_s
+    if not speed and trial.curve and trial.curve[-1].seconds > 0:
+        speed = trial.curve[-1].step / trial.curve[-1].seconds
+    if steps is None or not speed:
+        return None
+    mean = sum(p * q for p, q in zip(QUANTILE_PARTS, (steps.p10, steps.p50, steps.p90), strict=True))
+    return _Need(min(MOST_NEED_S, max(LEAST_NEED_S, mean / speed)), steps.p90 / speed, steps.reached)
 
 
 class _Client:
@@ -199,91 +287,90 @@ class _Client:
     importance : float
     tier : int, optional
         Target that comes next, 0 or 1. None where there is none.
-    index : float, optional
-        Index of the nearest trial, 1/s. None where no need is known.
-    part : float
-        Its part of the pool.
+    need_s : float, optional
+        What its nearest trial needs to that, s. None where it is not known.
+    needs_s : dict of int to float
+        The same of each trial.
     """
 
-    def __init__(self, trials: Sequence[Trial], alone: Mapping[str, float]) -> None:
-        self.trials = trials
-        target = trials[0].target
+    def __init__(self, trials: Sequence[Trial], needs: Mapping[int, _Need | None]) -> None:
+        self.trials, self.target = trials, trials[0].target
         reached = max(trial.targets_reached for trial in trials)
-        self.importance = max(trial.weight for trial in trials) * (1.0 if target is None else target.weight)
-        self.has_target = target is not None
-        self.tier = reached if target is not None and reached < len(target.values) else None
-        self.needs = [None if self.tier is None else _need(trial, self.tier, alone) for trial in trials]
-        known = [need for need in self.needs if need is not None]
-        self.likely = max((need.reached for need in known), default=1.0)
-        self.indices = [None if need is None else index_of(need) for need in self.needs]
-        self.index = max((index for index in self.indices if index is not None), default=None)
-        self.part = 0.0
-        self.reason = ""
+        self.importance = max(trial.weight for trial in trials) * (self.target.weight if self.target else 1.0)
+        self.tier = reached if self.target is not None and reached < len(self.target.values) else None
+        known = {number: need for number, need in needs.items() if need is not None and self.tier is not None}
+        self.likely = max((need.likely for need in known.values()), default=1.0)
+        self.needs_s = {
+            number: need.mean_s for number, need in known.items() if need.likely >= min(UNLIKELY, self.likely)
+        }
+        self.need_s = min(self.needs_s.values(), default=None)
+        self.p90_s = min((need.p90_s for need in known.values()), default=math.inf)
 
-    def divided(self, sharpness: float) -> list[tuple[Trial, float]]:
-        """Return its trials, each with its share of what the client gets."""
-        usual = self.index or 1.0
-        powers = [(usual if index is None else index) ** sharpness for index in self.indices]
-        total = sum(powers)
-        return [
-            (trial, power / total if total > 0 else 1 / len(powers))
-            for trial, power in zip(self.trials, powers, strict=True)
-        ]
+    def fill(self, usual_s: float) -> None:
+        """Take a need for what is not known."""
+        self.need_s = usual_s if self.need_s is None else self.need_s
+        self.needs_s = {
+            trial.number: self.needs_s.get(trial.number, max(self.need_s, usual_s)) for trial in self.trials
+        }
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its first target, and will reach it."""
+        return self.tier == 0 and self.likely >= UNLIKELY
 
-def _need(trial: Trial, tier: int, alone: Mapping[str, float]) -> StepsToTarget | None:
-    """Return the time alone that a trial needs to a target, s."""
-    steps = trial.forecast.first if tier == 0 else trial.forecast.second
-    speed = alone.get(trial.family) or trial.forecast.steps_per_s or trial.steps_per_s
-    if not speed and trial.curve and trial.curve[-1].seconds > 0:
-        speed = trial.curve[-1].step / trial.curve[-1].seconds
-    if steps is None or not speed:
-        return None
-    return StepsToTarget(p10=steps.p10 / speed, p50=steps.p50 / speed, p90=steps.p90 / speed, reached=steps.reached)
+    @property
+    def reason(self) -> str:
+        """Why it gets what it gets."""
+        if self.target is None:
+            return "its sweep has no target"
+        if self.tier is None:
+            return "it has reached its targets"
+        if self.likely < UNLIKELY:
+            return "it will hardly reach its target"
+        return "it is between its targets" if self.tier else "it comes to its first target"
 
-
-def index_of(need: StepsToTarget) -> float:
-    """Return Gittins' index of a need, 1/s.
-
-    It is the largest chance to reach the target within a time, over the time that is spent until then or until it is
-    reached.
-    """
-    best, chance, spent = 0.0, 0.0, 0.0
-    for quantile, part in zip((need.p10, need.p50, need.p90), QUANTILE_PARTS, strict=True):
-        until = max(LEAST_NEED_S, quantile)
-        chance += need.reached * part
-        spent += need.reached * part * until
-        best = max(best, chance / (spent + (1 - chance) * until))
-    return best
+    def divided(self, sharpness: float) -> list[float]:
+        """Return which part of what it gets each trial has."""
+        powers = [(min(self.needs_s.values()) / self.needs_s[trial.number]) ** sharpness for trial in self.trials]
+        return [power / sum(powers) for power in powers]
 
 
-def _set_parts(clients: Sequence[_Client], options: TargetOptions) -> None:
-    """Set the part of each client, which sum to 1."""
+def _parts(clients: Sequence[_Client], options: TargetOptions, sharpness: float, now_s: float) -> list[float]:
+    """Return the part of each client, which sum to 1."""
     total = sum(client.importance for client in clients)
-    first = [client for client in clients if client.tier == 0]
-    waiting = [client for client in first if client.likely >= UNLIKELY]
-    second = [client for client in clients if client.tier == 1]
-    free = 1.0
+    waiting = [client for client in clients if client.waits]
+    others = [client for client in clients if client.tier is not None and not client.waits]
+    parts = {}
     for client in clients:
-        equal = client.importance / total
-        client.part = equal if not client.has_target else options.floor * equal
-        client.reason = "its sweep has no target" if not client.has_target else "it has reached its targets"
-        free -= client.part
-    capped = max(0.0, options.between - sum(client.part for client in second)) if waiting else free
-    for_second = 0.0 if not second else min(free, capped) if waiting else free
-    _divide(second, for_second, options, "it is between its targets")
-    _divide(waiting or first or second or clients, free - for_second, options, "it nears its first target")
+        kept = 1.0 if client.target is None else options.floor / (1 if client.tier == 0 else 3)
+        parts[id(client)] = kept * client.importance / total
+    free = 1.0 - sum(parts.values())
+    for_others = free if others else 0.0
+    if waiting and others:
+        for_others = min(free, max(0.0, options.between - sum(parts[id(client)] for client in others)))
+    for group, amount in ((others, for_others), (waiting or others or clients, free - for_others)):
+        least_s = min((client.need_s or LEAST_NEED_S for client in group), default=LEAST_NEED_S)
+        powers = [client.importance * (least_s / (client.need_s or LEAST_NEED_S)) ** sharpness for client in group]
+        for client, power in zip(group, powers, strict=True):
+            parts[id(client)] += amount * power / sum(powers)
+    for client in waiting:  # what a deadline needs is taken from all others
+        wanted = min(MOST_FOR_DEADLINE, _part_for_deadline(client, now_s))
+        if wanted > (own := parts[id(client)]):
+            parts = {key: part * (1 - wanted) / (1 - own) for key, part in parts.items()} | {id(client): wanted}
+    return [parts[id(client)] for client in clients]
 
 
-def _divide(clients: Sequence[_Client], amount: float, options: TargetOptions, reason: str) -> None:
-    """Divide a part of the pool among clients by their indices."""
-    known = [client.index for client in clients if client.index is not None]
-    usual = median(known) if known else 1.0
-    powers = [
-        client.importance * (usual if client.index is None else client.index) ** options.sharpness for client in clients
+def _part_for_deadline(client: _Client, now_s: float) -> float:
+    """Return the part with which nine of ten such needs end before the deadline.
+
+    It is 0 where there is none, or it has passed.
+    """
+    if client.target is None or client.target.deadline_s is None or not math.isfinite(client.p90_s):
+        return 0.0
+    began_s = [
+        min(trial.started_s, now_s - (trial.curve[-1].seconds if trial.curve else 0.0))
+        for trial in client.trials
+        if trial.started_s is not None
     ]
-    total = sum(powers)
-    for client, power in zip(clients, powers, strict=True):
-        client.part += amount * (power / total if total > 0 else 1 / len(clients))
-        if client.has_target:
-            client.reason = reason
+    left_s = min(began_s, default=now_s) + client.target.deadline_s - now_s
+    return client.p90_s / left_s if left_s > 0 else 0.0
