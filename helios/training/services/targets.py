@@ -42,7 +42,7 @@ LEAST_SHARE = 0.01
 """Smallest share of a device's time."""
 LEAST_NEED_S, MOST_NEED_S = 1.0, 1e9
 """Needs below and above which none is nearer than another, s."""
-LONGER = 4.0
+LONGER = 8.0
 """A need of which nothing is known is at least so many times what the trial took so far."""
 QUANTILE_PARTS = (0.3, 0.4, 0.3)
 """Part of the probability that p10, p50 and p90 stand for (Swanson's rule)."""
@@ -67,9 +67,9 @@ class TargetOptions(PackingOptions):
         Relative change of a share from which it is given.
     """
 
-    floor: float = 0.3
-    between: float = 0.1
-    sharpness: float = 4.0
+    floor: float = 0.15
+    between: float = 0.08
+    sharpness: float = 6.0
     change: float = 0.2
 
     def __post_init__(self) -> None:
@@ -339,7 +339,8 @@ def _parts(clients: Sequence[_Client], options: TargetOptions, sharpness: float,
     """Return the part of each client, which sum to 1."""
     total = sum(client.importance for client in clients)
     waiting = [client for client in clients if client.waits]
-    others = [client for client in clients if client.tier is not None and not client.waits]
+    # What will hardly reach its first target keeps its floor, until nobody else waits for one.
+    others = [client for client in clients if client.tier == 1 or (client.tier == 0 and not waiting)]
     parts = {}
     for client in clients:
         kept = 1.0 if client.target is None else options.floor / (1 if client.tier == 0 else 3)

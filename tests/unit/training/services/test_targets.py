@@ -120,10 +120,10 @@ def test_a_diverged_trial_holds_nobody_up() -> None:
 
 
 def test_a_deadline_that_is_near_raises_its_share() -> None:
-    tight = {"target": dataclasses.replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
+    tight: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
     found = shares(task(0, needs(500), **tight), task(1, needs(100)), task(2, needs(100)))
     assert found[0] > 0.7
-    late = {"target": dataclasses.replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
+    late: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
     assert shares(task(0, needs(500), **late), task(1, needs(100)), task(2, needs(100)))[0] < 0.2
 
 
@@ -193,7 +193,7 @@ def test_the_weight_of_a_sweep_holds() -> None:
 
 
 def test_a_fused_process_has_the_share_of_all_its_trials() -> None:
-    fused = {"fusible": "one", "most_fused": 4, "process": -1}
+    fused: dict[str, Any] = {"fusible": "one", "most_fused": 4, "process": -1}
     together = [dataclasses.replace(task(0, needs(500)), number=number, **fused) for number in range(3)]
     found = shares(*together, task(1, needs(500)))
     assert found[0] == pytest.approx(found[1], abs=0.01)
