@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.services.targets import TargetOptions, Targets
-from helios.training.sharing_rules import share_fixed
+from helios.training.sharing_rules import finite, outcome_json, share_fixed
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
 from helios.training.target import StepsToTarget
@@ -33,6 +34,7 @@ EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE = (
     "growth efficiency",
     "oracle",
 )
+TIERS = ("first", "second")
 FIXED = 2
 """Trials on a device under the rule of the shortest need first."""
 GROWTH_FLOOR = 0.5
@@ -157,6 +159,35 @@ class TargetComparison:
     def mean_s(self, rule: str, tier: int) -> float:
         """Return the mean time to a target of those that reach it, s."""
         return _mean(self.times_s(rule, tier))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, one object for each rule."""
+        return {
+            "oracle_plan": self.oracle_plan,
+            "rules": {
+                rule: outcome_json(outcome)
+                | {"share_of_oracle_gain": finite(self.share_of_gain(rule))}
+                | {name: self._tier_json(rule, tier) for tier, name in enumerate(TIERS)}
+                for rule, outcome in self.outcomes.items()
+            },
+        }
+
+    def _tier_json(self, rule: str, tier: int) -> dict[str, Any]:
+        """Return the times to a target, with None for tasks that never reach it."""
+        works = self.outcomes[rule].reached_s
+        times_s = {
+            task: finite(float(time_s))
+            for (task, numbers), time_s in zip(self.tasks.items(), self.times_s(rule, tier), strict=True)
+            if tier < len(works[numbers[0]])
+        }
+        known = {task: time_s for task, time_s in times_s.items() if time_s is not None}
+        return {
+            "mean_s": float(np.mean([*known.values()])) if known else None,
+            "p95_s": float(np.quantile([*known.values()], 0.95)) if known else None,
+            "worst_s": max(known.values(), default=None),
+            "worst_task": max(known, key=lambda task: known[task], default=None),
+            "tasks_s": times_s,
+        }
 
     def share_of_gain(self, rule: str) -> float:
         """Return the share of the oracle's gain that a rule reaches.

@@ -1,11 +1,13 @@
-"""Simulation of a sweep under several rules of sharing GPUs."""
+"""Simulation of sweeps under several rules of sharing GPUs."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,17 +20,19 @@ from helios.metrics.trials import PAIR_GAINS, check_gains
 from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
-from helios.training.model import ONE_DEVICE, Device, ServiceChoice, SharedSpeed, Trial, TrialForecast
+from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
 from helios.training.past_runs import known_runs, runs_of_folder
 from helios.training.pool.devices import find_devices
 from helios.training.pool.state import FILE
 from helios.training.pool.sweep import TrainingSweep, family, program
-from helios.training.pool.sweep_file import read_training_sweep
-from helios.training.services import build_for_pool, choose_service
+from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
+from helios.training.recorded_curves import TaskCurve, find_curves
+from helios.training.services import build_for_pool, choose_common_service
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.sharing_rules import compare_pool_rules
+from helios.training.sharing_rules import PoolComparison, compare_pool_rules
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import PoolCosts
+from helios.training.target_rules import TargetComparison, compare_target_rules
 from helios.training.whatif_report import PoolWhatIf
 from helios.units import count_in_words, rounded_duration
 
@@ -42,8 +46,7 @@ MEASURED_S, MEASURED_SHARE = 60.0, 0.05
 
 
 def pool_whatif(
-    path: Path,
-    *,
+    *paths: Path,
     gpus: int | None = None,
     memory_mib: float | None = None,
     run_time_s: float | None = None,
@@ -54,15 +57,18 @@ def pool_whatif(
     options: Mapping[str, Any] = {},
     database: str | None = None,
     seed: int = 0,
+    targets: bool = False,
+    target: str | None = None,
+    curves: Path | None = None,
     progress: Progress = no_progress,
 ) -> PoolWhatIf:
-    """Simulate the trials of a sweep file under several rules.
+    """Simulate the trials of sweep files in one pool under several rules.
 
-    The rules are exclusive GPUs, fixed sharing, the service that ``run_pool`` would use with the same arguments, and an
-    oracle.
+    The rules are exclusive GPUs, fixed sharing, the service that ``run_pools`` would use with the same arguments, and
+    an oracle. With targets they are those of :func:`~helios.training.target_rules.compare_target_rules`.
 
-    Needs of earlier runs of the program are read from the warehouse, from the pool beside the sweep file, and from the
-    pools in ``folders``. The arguments, and ``memory`` of the sweep file, stand above what these tell.
+    Needs of earlier runs of the program are read from the warehouse, from the pool beside each sweep file, and from
+    the pools in ``folders``. The arguments, and ``memory`` of the sweep file, stand above what these tell.
 
     Parameters
     ----------
@@ -78,225 +84,168 @@ def pool_whatif(
     watts : pair of float, optional
         Power of an idle and of a busy GPU, W. By default that of busy ones is as measured by earlier runs.
     service : str, optional
-        Service that is compared. None for that of the sweep file, else the packing of trials.
+        Service that is compared. None for that of the sweep files, else ``packing`` or ``targets``.
     options : mapping
         Options of the service, above those of the sweep file.
     database : str, optional
         URL of the warehouse, if there is one.
 
+    targets : bool
+        Whether the question is when the sweeps reach their targets. ``target`` and ``curves`` ask that too.
+    target : str, optional
+        Target of all sweeps, as of ``run_pools``.
+    curves : Path, optional
+        File for :func:`~helios.training.recorded_curves.read_curves`, which stands above earlier runs.
+
     Raises
     ------
     UsageError
-        The sweep cannot be run, or a needed value is not known.
+        A sweep cannot be run, or a needed value is not known.
     FileUnreadable
         A folder is not of a pool.
     """
     check_gains(gains or PAIR_GAINS)
-    sweep = read_training_sweep(path)
-    choice = choose_service(sweep.service, service, options, default=OURS)
+    targets = targets or target is not None or curves is not None
+    sweeps = _read_sweeps(paths, target, needs_target=targets)
+    choice = choose_common_service(
+        [sweep.service for sweep in sweeps], service, options, default="targets" if targets else OURS
+    )
     assert choice is not None  # there is a default
-    decide = build_for_pool(choice.name, choice.options).decide
-    ready = prepare_sweep(
-        sweep,
-        gpus=gpus,
-        memory_mib=memory_mib,
-        run_time_s=run_time_s,
-        gains=gains,
-        watts=watts,
-        folders=folders,
-        database=database,
-        seed=seed,
-    )
-    found = {}
-    cases = profiles_by_gain([ready], gains)
-    for place, (gain, profiles) in enumerate(cases.items()):
-        steps = Steps(progress, place, len(cases))
-        found[gain] = compare_pool_rules(
-            ready.trials,
-            ready.devices,
-            profiles,
-            rules={choice.name: decide},
-            planners={
-                "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
-                "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,
-            },
-            costs=ready.costs,
-            seed=seed,
-            forecast=ready.expect,
-            known_speeds=ready.known_speeds,
-            progress=steps,
-        )
-    return PoolWhatIf(
-        name=path.name,
-        trials=len(ready.trials),
-        devices=ready.devices,
-        comparisons=found,
-        watts=watts or _measured_watts(ready.past),
-        notes=(*options_in_words(choice), *ready.notes),
-    )
-
-
-def options_in_words(choice: ServiceChoice) -> list[str]:
-    """Return a note on the options of a service, if it has any."""
-    written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
-    return [f"{choice.name} has the options {written}."] if written else []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedSweep:
-    """A sweep, with all that a simulation of it needs.
-
-    Attributes
-    ----------
-    past : sequence of TrialRun
-        Earlier runs of its program.
-    asked : sequence of (program, family, parameters)
-        Of each trial.
-    trials : sequence of SimulatedTrial
-        Their families are places in ``families``.
-    forecasts : sequence of TrialForecast
-        Of each trial before the pool begins.
-    notes : sequence of str
-        Sources of the figures, and assumptions.
-    """
-
-    sweep: TrainingSweep
-    past: Sequence[TrialRun]
-    model: TrialModel
-    run_time_s: float | None
-    asked: Sequence[tuple[str, str, Mapping[str, Any]]]
-    trials: Sequence[SimulatedTrial]
-    forecasts: Sequence[TrialForecast]
-    known_speeds: Sequence[SharedSpeed]
-    devices: Sequence[Device]
-    costs: PoolCosts
-    notes: Sequence[str]
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The families of its trials."""
-        return tuple(dict.fromkeys(family for _, family, _ in self.asked))
-
-    def expect(self, trials: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
-        """Return a forecast of each trial, with what a person typed."""
-        found = self.model.expect(program(self.sweep), trials, runs)
-        return [_as_typed(each, self.run_time_s, self.sweep.memory_mib) for each in found]
-
-
-def prepare_sweep(
-    sweep: TrainingSweep,
-    *,
-    gpus: int | None,
-    memory_mib: float | None,
-    run_time_s: float | None,
-    gains: tuple[float, float] | None,
-    watts: tuple[float, float] | None = None,
-    folders: Sequence[Path] = (),
-    database: str | None = None,
-    seed: int = 0,
-    most: int = MOST_TRIALS,
-    run_time_source: str = "--run-time",
-) -> PreparedSweep:
-    """Return what a simulation of a sweep needs.
-
-    The other arguments are those of :func:`pool_whatif`.
-
-    Parameters
-    ----------
-    most : int
-        Most trials.
-    run_time_source : str
-        What says ``run_time_s``.
-
-    Raises
-    ------
-    UsageError
-        A needed value is not known.
-    FileUnreadable
-        A folder is not of a pool.
-    """
-    path, own = sweep.path, sweep.path.with_suffix(".pool")
-    folders = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
-    own_program = program(sweep)
-    known, problem = known_runs(database, own_program)
-    runs = {
-        (run.pool, run.number, run.attempt): run
-        for run in [*known, *(run for folder in folders for run in runs_of_folder(folder, own_program))]
-    }
-    past = [run for run in runs.values() if run.placement == ONE_DEVICE]
+    rules = {choice.name: build_for_pool(choice.name, choice.options).decide}
+    past, problems = _past_runs(sweeps, folders, database)
+    start_up_s = median([run.start_up_s for run in past if run.start_up_s] or [PoolCosts().start_s])
     model = TrialModel([replace(run, curve=()) for run in past], now_s=math.inf)  # curves are what is simulated
-    drawn = sweep.draws(most, seed=seed)
-    asked = [(own_program, family(sweep, parameters), parameters) for parameters in drawn]
+    drawn = [sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed) for sweep in sweeps]
+    own = [sweep for sweep, trials in zip(sweeps, drawn, strict=True) for _ in trials]
+    asked = [
+        (program(sweep), family(sweep, parameters), parameters)
+        for sweep, parameters in zip(own, chain(*drawn), strict=True)
+    ]
     told = model.forecasts(asked)
     known_speeds = model.speeds if gains is None else tuple(speed for speed in model.speeds if not speed.beside)
+    run_times_s = [run_time_s] * len(asked)
+    task_curves, curve_notes = list[TaskCurve](), list[str]()
+    if targets:
+        names = [name.removesuffix(".toml") for name in pool_names(paths)]
+        tasks = [(name, number) for name, trials in zip(names, drawn, strict=True) for number in range(len(trials))]
+        task_curves, curve_notes = find_curves(tasks, own, asked, past, curves, seed=seed)
+        run_times_s = [run_time_s or (curve.seconds and curve.seconds + start_up_s) for curve in task_curves]
     typed = {
-        run_time_source: run_time_s is not None and any(each.seconds_p50 is not None for each in told),
-        "memory of the sweep file": sweep.memory_mib is not None and any(each.memory_p50_mib for each in told),
+        "--run-time": run_time_s is not None and any(each.seconds_p50 is not None for each in told),
+        "memory of the sweep file": any(
+            sweep.memory_mib is not None and each.memory_p50_mib for sweep, each in zip(own, told, strict=True)
+        ),
         "--gain": len(known_speeds) < len(model.speeds),
         "--watts": watts is not None and _measured_watts(past) is not None,
     }
-    forecasts = [_as_typed(each, run_time_s, sweep.memory_mib) for each in told]
+    forecasts = [
+        _as_typed(each, seconds, sweep.memory_mib) for each, seconds, sweep in zip(told, run_times_s, own, strict=True)
+    ]
+    unknown = {
+        sweep.path.name: None
+        for sweep, each in zip(own, forecasts, strict=True)
+        if each.seconds_p50 is None or each.memory_p50_mib is None
+    }
+    _check_known([*unknown], paths, forecasts, memory_known=gpus is None or memory_mib is not None)
+    devices = _devices(gpus, memory_mib)
+    reports = not past or any(run.speeds for run in past)
+    trials = _trials(
+        own, asked, forecasts, past, run_times_s=run_times_s, start_up_s=start_up_s, seed=seed, reports=reports
+    )
+    if targets:
+        trials = [
+            replace(trial, curve=curve.points, target=sweep.target, sweep=name)
+            for trial, curve, sweep, (name, _) in zip(trials, task_curves, own, tasks, strict=True)
+        ]
+        forecasts = [
+            replace(each, steps_per_s=each.steps_per_s or (curve.steps / trial.seconds if curve.steps else None))
+            for each, curve, trial in zip(forecasts, task_curves, trials, strict=True)
+        ]
+    measure_s = min(MEASURED_S, max(1.0, MEASURED_SHARE * median(trial.seconds for trial in trials)))
+    families = tuple(dict.fromkeys(name for _, name, _ in asked))
+    alone, shares = _speeds(families, asked, forecasts, known_speeds)
+    unmeasured = bool(np.isnan(shares[np.triu_indices(len(families))]).any())
+    written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
+    notes = [*problems, *([f"{choice.name} has the options {written}."] if written else [])]
+    used = [
+        replace(each, seconds_p50=None) if typed_s else each for each, typed_s in zip(told, run_times_s, strict=True)
+    ]
+    notes += _notes(sweeps, len(own), past, used, devices, start_up_s=start_up_s, reports=reports)
+    if above := ", ".join(name for name, wins in typed.items() if wins):
+        notes.append(f"As typed, not as earlier runs had it: {above}.")
+    given: dict[str, Any] = {
+        "costs": PoolCosts(start_s=start_up_s, measure_s=measure_s),
+        "seed": seed,
+        "forecast": partial(_expect, model, own, run_times_s),
+        "known_speeds": known_speeds,
+    }
+    planners = {
+        "sure": Packing(PackingOptions(optimism=0.0, worth=0.01)).decide,
+        "steady": Packing(PackingOptions(optimism=0.0, worth=0.1)).decide,
+    }
+    found: dict[float | None, PoolComparison | TargetComparison] = {}
+    cases = tuple(dict.fromkeys(gains or PAIR_GAINS)) if unmeasured else (None,)
+    for place, gain in enumerate(cases):
+        given["progress"] = _Steps(progress, place, len(cases))
+        beside = shares if gain is None else _with_gain(shares, gain)
+        profiles = PairProfiles(families=families, alone=alone, beside=beside)
+        found[gain] = (
+            compare_target_rules(trials, devices, profiles, rules=rules, **given)
+            if targets
+            else compare_pool_rules(trials, devices, profiles, rules=rules, planners=planners, **given)
+        )
+    return PoolWhatIf(
+        name=", ".join(path.name for path in paths),
+        trials=len(trials),
+        devices=devices,
+        comparisons=found,
+        watts=watts or _measured_watts(past),
+        notes=(*notes, *curve_notes),
+    )
+
+
+def _read_sweeps(paths: Sequence[Path], target: str | None, *, needs_target: bool) -> list[TrainingSweep]:
+    pool_folders(paths, None)
+    sweeps = [read_training_sweep(path, target=target) for path in paths]
+    if needs_target and not any(sweep.target for sweep in sweeps):
+        hint = "Write [target] in the sweep file, or say it: --target 'val_acc>=0.90,0.95'."
+        raise UsageError(f"There is no target in {', '.join(map(str, paths))}.", hint=hint)
+    return sweeps
+
+
+def _check_known(
+    unknown: Sequence[str], paths: Sequence[Path], forecasts: Sequence[TrialForecast], *, memory_known: bool
+) -> None:
+    """Ask for what is not known of trials or GPUs."""
     missing = []
     if any(forecast.seconds_p50 is None for forecast in forecasts):
         missing.append(("its run time", "Say how long one takes alone on a GPU: --run-time 20min."))
     if any(forecast.memory_p50_mib is None for forecast in forecasts):
         missing.append(("its memory", 'Write memory = "4G" in the sweep file.'))
-    if gpus is not None and memory_mib is None:
+    if not memory_known:
         missing.append(("the memory of a GPU", "Say how much each has: --memory 16G."))
     if missing:
+        names = ", ".join(unknown or [path.name for path in paths])
+        run_first = f"Or run a part of it first: helios pool run {' '.join(map(str, paths))}"
         raise UsageError(
-            f"What a trial of {path.name} needs is not known: {', '.join(what for what, _ in missing)}.",
-            hint=f"{' '.join(hint for _, hint in missing)} Or run a part of it first: helios pool run {path}",
+            f"What a trial of {names} needs is not known: {', '.join(what for what, _ in missing)}.",
+            hint=f"{' '.join(hint for _, hint in missing)} {run_first}",
         )
-    devices = _devices(gpus, memory_mib)
-    reports = not past or any(run.speeds for run in past)
-    start_up_s = median([run.start_up_s for run in past if run.start_up_s] or [PoolCosts().start_s])
-    trials = _trials(
-        sweep, asked, forecasts, past, run_time_s=run_time_s, start_up_s=start_up_s, seed=seed, reports=reports
-    )
-    measure_s = min(MEASURED_S, max(1.0, MEASURED_SHARE * median(trial.seconds for trial in trials)))
-    notes = [problem] if problem else []
-    used = [replace(each, seconds_p50=None) for each in told] if run_time_s is not None else told
-    notes += _notes(sweep, drawn, past, used, devices, start_up_s=start_up_s, reports=reports)
-    if any(typed.values()):
-        notes.append(
-            f"As typed, not as earlier runs had it: {', '.join(name for name, wins in typed.items() if wins)}."
-        )
-    return PreparedSweep(
-        sweep=sweep,
-        past=past,
-        model=model,
-        run_time_s=run_time_s,
-        asked=asked,
-        trials=trials,
-        forecasts=forecasts,
-        known_speeds=known_speeds,
-        devices=devices,
-        costs=PoolCosts(start_s=start_up_s, measure_s=measure_s),
-        notes=notes,
-    )
 
 
-def profiles_by_gain(
-    ready: Sequence[PreparedSweep], gains: tuple[float, float] | None
-) -> dict[float | None, PairProfiles]:
-    """Return the speeds of families by the gain of unmeasured pairs.
-
-    It is None where all were. With ``gains`` no measured pair is used.
-    """
-    names = tuple(dict.fromkeys(name for each in ready for name in each.families))
-    alone, shares = _speeds(
-        names,
-        [asked for each in ready for asked in each.asked],
-        [forecast for each in ready for forecast in each.forecasts],
-        [speed for each in ready for speed in each.known_speeds],
-    )
-    if not np.isnan(shares[np.triu_indices(len(names))]).any():
-        return {None: PairProfiles(families=names, alone=alone, beside=shares)}
-    return {
-        gain: PairProfiles(families=names, alone=alone, beside=_with_gain(shares, gain))
-        for gain in dict.fromkeys(gains or PAIR_GAINS)
-    }
+def _past_runs(
+    sweeps: Sequence[TrainingSweep], folders: Sequence[Path], database: str | None
+) -> tuple[list[TrialRun], list[str]]:
+    """Return earlier runs, and why some cannot be read."""
+    runs, problems = {}, list[str]()
+    for sweep in sweeps:
+        own = sweep.path.with_suffix(".pool")
+        places = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
+        known, problem = known_runs(database, program(sweep))
+        problems += [problem] if problem and problem not in problems else []
+        for run in [*known, *(run for folder in places for run in runs_of_folder(folder, program(sweep)))]:
+            runs[run.pool, run.number, run.attempt] = run
+    return [run for run in runs.values() if run.placement == ONE_DEVICE], problems
 
 
 def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: float | None) -> TrialForecast:
@@ -308,7 +257,25 @@ def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: flo
     return forecast
 
 
-class Steps:
+def _expect(
+    model: TrialModel,
+    sweeps: Sequence[TrainingSweep],
+    run_times_s: Sequence[float | None],
+    trials: Sequence[Trial],
+    runs: Sequence[TrialRun],
+) -> list[TrialForecast]:
+    """Return a forecast of each trial, with what a person typed, by its number."""
+    found: dict[int, TrialForecast] = {}
+    for name in dict.fromkeys(map(program, sweeps)):
+        mine = {trial.number: trial for trial in trials if program(sweeps[trial.number]) == name}
+        own_runs = [run for run in runs if run.number in mine]
+        found |= dict(zip(mine, model.expect(name, [*mine.values()], own_runs), strict=True))
+    return [
+        _as_typed(found[trial.number], run_times_s[trial.number], sweeps[trial.number].memory_mib) for trial in trials
+    ]
+
+
+class _Steps:
     """Progress of a comparison, one step for each rule."""
 
     RULES = 10
@@ -317,7 +284,6 @@ class Steps:
         self._progress, self._done, self._of = progress, place * self.RULES, count * self.RULES
 
     def __call__(self, _: str) -> None:
-        """Show that one more rule is simulated."""
         self._progress("Simulating", min(1.0, self._done / self._of))
         self._done += 1
 
@@ -337,12 +303,12 @@ def _devices(gpus: int | None, memory_mib: float | None) -> tuple[Device, ...]:
 
 
 def _trials(
-    sweep: TrainingSweep,
+    sweeps: Sequence[TrainingSweep],
     asked: Sequence[tuple[str, str, Mapping[str, Any]]],
     forecasts: Sequence[TrialForecast],
     past: Sequence[TrialRun],
     *,
-    run_time_s: float | None,
+    run_times_s: Sequence[float | None],
     start_up_s: float,
     seed: int,
     reports: bool,
@@ -352,17 +318,17 @@ def _trials(
     A trial that ran before with the same parameters needs the same again. Others are drawn from the forecast.
     """
     random = np.random.default_rng(seed)
-    ran = {repr(sorted(fact.parameters.items())): fact for fact in trial_facts(past)}
+    ran = {(fact.program, repr(sorted(fact.parameters.items()))): fact for fact in trial_facts(past)}
     places = {name: place for place, name in enumerate(dict.fromkeys(name for _, name, _ in asked))}
     trials = []
-    for (_, name, parameters), forecast in zip(asked, forecasts, strict=True):
-        fact = ran.get(repr(sorted(parameters.items())))
+    for number, ((own_program, name, parameters), forecast) in enumerate(zip(asked, forecasts, strict=True)):
+        fact = ran.get((own_program, repr(sorted(parameters.items()))))
         normal = random.standard_normal(2)
         seconds = _draw(forecast.seconds_p50, forecast.seconds_p90, NORMAL_90, normal[0]) or 0.0
         memory = _draw(forecast.memory_p50_mib, forecast.memory_p95_mib, NORMAL_95, normal[1])
         if fact is not None:
-            seconds = (fact.seconds if run_time_s is None else None) or seconds
-            memory = (fact.memory_mib if sweep.memory_mib is None else None) or memory
+            seconds = (fact.seconds if run_times_s[number] is None else None) or seconds
+            memory = (fact.memory_mib if sweeps[number].memory_mib is None else None) or memory
         trials.append(
             SimulatedTrial(
                 family=places[name],
@@ -422,8 +388,8 @@ def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
 
 
 def _notes(
-    sweep: TrainingSweep,
-    drawn: Sequence[Mapping[str, Any]],
+    sweeps: Sequence[TrainingSweep],
+    simulated: int,
     past: Sequence[TrialRun],
     forecasts: Sequence[TrialForecast],
     devices: Sequence[Device],
@@ -441,16 +407,18 @@ def _notes(
         if any(run.device_kind != device.kind for run in past for device in devices):
             notes.append("These runs were not on GPUs, so run times and memory will differ there.")
     if not past:
-        notes.append(
-            f"{sweep.path.name} never ran, so its program is taken to report steps, and all trials to be equal."
+        names, programs = (
+            ", ".join(sweep.path.name for sweep in sweeps),
+            "program is" if len(sweeps) == 1 else "programs are",
         )
+        notes.append(f"{names} never ran, so the {programs} taken to report steps, and all trials to be equal.")
     elif not reports:
         notes.append(
             f"Trials report no steps, so {OURS} shares GPUs by two and never takes it back: see docs/sweep-file.md."
         )
-    if len(drawn) < sweep.trials:
-        notes.append(f"The first {len(drawn):,} of {sweep.trials:,} trials are simulated.")
-    if sweep.search is not None:
+    if simulated < (total := sum(sweep.trials for sweep in sweeps)):
+        notes.append(f"The first {simulated:,} of {total:,} trials are simulated.")
+    if any(sweep.search is not None for sweep in sweeps):
         notes.append("Parameters that the search will choose were drawn evenly, and no trial ends early.")
     notes.append(f"A start takes {rounded_duration(start_up_s)}.")
     return notes

@@ -15,6 +15,7 @@ from helios.training.model import Device
 from helios.training.report import memory_in_words
 from helios.training.sharing_rules import PoolComparison
 from helios.training.simulator import PoolOutcome
+from helios.training.target_rules import TargetComparison
 from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0
@@ -41,7 +42,7 @@ class PoolWhatIf:
     name: str
     trials: int
     devices: Sequence[Device]
-    comparisons: Mapping[float | None, PoolComparison]
+    comparisons: Mapping[float | None, PoolComparison | TargetComparison]
     watts: tuple[float, float] | None
     notes: Sequence[str]
 
@@ -66,7 +67,7 @@ class PoolWhatIf:
             "notes": list(self.notes),
         }
 
-    def _comparison(self, comparison: PoolComparison) -> dict[str, Any]:
+    def _comparison(self, comparison: PoolComparison | TargetComparison) -> dict[str, Any]:
         values = comparison.to_json()
         for name, outcome in comparison.outcomes.items():
             values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
@@ -112,7 +113,7 @@ def setting_lines(about: str, devices: Sequence[Device], gains: Iterable[float |
     return lines
 
 
-def _share(comparison: PoolComparison, rule: str) -> float:
+def _share(comparison: PoolComparison | TargetComparison, rule: str) -> float:
     """Return the share of the oracle's gain, NaN where that gain is too small."""
     below_s = (1 - LEAST_GAIN) * comparison.outcomes["exclusive"].makespan_s
     return comparison.share_of_gain(rule) if comparison.outcomes["oracle"].makespan_s < below_s else math.nan
