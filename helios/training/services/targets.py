@@ -124,23 +124,17 @@ class Targets:
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
-        """Pause a trial alone on a GPU or in a slot, for one that is worth more.
+        """Pause the trial that is worth least for a waiting one that is worth more.
 
-        Of groups on a GPU packing pauses one where another group does more.
+        Packing does that only where a measured group does more. One without a target is left alone.
         """
         waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
-        processes = by_process(snapshot.trials)
-        counts = Counter(process[0].devices for process in processes)
-        cpus = {(device.name,) for device in snapshot.devices if device.kind == "cpu"}
-        alone = [
-            lead
-            for lead, *fused in processes
-            if not fused and len(lead.devices) == 1 and (lead.devices in cpus or counts[lead.devices] == 1)
-        ]
-        if not waiting or not alone:
+        running = [lead for lead, *fused in by_process(snapshot.trials) if not fused and len(lead.devices) == 1]
+        running = [trial for trial in running if trial.target is not None]
+        if not waiting or not running:
             return []
         first = max(waiting, key=lambda trial: (claims[trial.number].weight, -trial.number))
-        last = min(alone, key=lambda trial: (claims[trial.number].weight, -trial.number))
+        last = min(running, key=lambda trial: (claims[trial.number].weight, -trial.number))
         more, less = claims[first.number], claims[last.number]
         ran_s = snapshot.now_s - (snapshot.now_s if last.started_s is None else last.started_s)
         cost = 2 * self.options.restart_s * (more.weight + less.weight)

@@ -174,12 +174,21 @@ def gpu_shares(trials: list[Trial], *, beside: float) -> list[float | None]:
     return [action.share for action in actions if isinstance(action, ShareTrial)]
 
 
-def test_a_near_task_that_waits_gets_the_slot_of_a_far_one() -> None:
-    far = [task(place, needs(9_000), started_s=NOW_S - 900) for place in range(2)]
+def pauses(*trials: Trial, device: Device) -> list[int]:
+    """Return the places of tasks that are paused."""
+    actions = Targets(TargetOptions()).decide(a_pool(list(trials), devices=(device,)))
+    return [action.number // NUMBERS for action in actions if isinstance(action, PauseTrial)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_far_task_makes_room_for_a_near_one(kind: str) -> None:
+    device = dataclasses.replace(CPU, name=f"{kind}:0", kind=kind, slots=2)
+    there: dict[str, Any] = {"devices": (device.name,), "started_s": NOW_S - 900, "memory_limit_mib": 32_000.0}
+    far = [task(place, needs(9_000 + place), **there) for place in range(2)]
     near = task(2, needs(300), state=TrialState.WAITING, devices=(), attempts=0)
-    device = dataclasses.replace(CPU, slots=2)
-    actions = Targets(TargetOptions()).decide(a_pool([*far, near], devices=(device,)))
-    assert [type(action) for action in actions if action.number == NUMBERS] == [PauseTrial]
+    assert pauses(*far, near, device=device) == [1]
+    assert pauses(far[0], dataclasses.replace(far[1], target=None), near, device=device) == [0]
+    assert pauses(*far, dataclasses.replace(near, forecast=far[0].forecast), device=device) == []
 
 
 def test_a_trial_without_a_target_keeps_an_equal_part() -> None:
