@@ -22,6 +22,7 @@ Constants of the service were chosen on draws 100 to 111 of ``turns, pollux``; 0
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -46,8 +47,6 @@ from tests.traces import TRACES
 
 PROFILES = TRACES.parent / "profiles"
 OWN = Path(__file__).with_name("learning_curves.csv")
-MINIMIZED = ("loss", "error", "mse", "perplexity")
-"""Ends of names of metrics of which less is better."""
 MAXIMIZE = {"cifar10": True, "deepspeech2": False, "imagenet": True, "ncf": True, "yolov3": False}
 """Pollux's models, and whether a larger value of their metric is better."""
 GPUS, GPU_MIB = 4, 16_384.0
@@ -75,15 +74,17 @@ def read_pollux() -> list[Curve]:
 
 
 def read_own() -> list[Curve]:
-    """Return the curves that were recorded here, but those that end no better than they began."""
+    """Return the curves that were recorded here to judge by, but those that never gain."""
     curves = []
-    for (kind, _), rows in pd.read_csv(OWN).dropna(subset=["value"]).groupby(["kind", "task"], sort=True):
-        values = rows["value"]
-        maximize = not rows["metric"].iloc[0].endswith(MINIMIZED)
-        gained = (values.max() - values.iloc[0]) if maximize else (values.iloc[0] - values.min())
-        if gained > 0:
-            points = tuple(zip((rows["step"] / rows["last_step"]).tolist(), values.tolist(), strict=True))
-            curves.append(Curve(model=str(kind), maximize=maximize, points=points))
+    with OWN.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            values = [float(value) for value in row["values"].split()]
+            maximize = not row["metric"].endswith("loss")
+            known = [value for value in values if np.isfinite(value)]
+            gained = max(known) - known[0] if maximize else known[0] - min(known)
+            if row["half"] == "judge" and gained > 0:
+                points = tuple(((place + 1) / len(values), value) for place, value in enumerate(values))
+                curves.append(Curve(model=row["kind"], maximize=maximize, points=points))
     return curves
 
 
@@ -111,7 +112,7 @@ def draw(
     for number in range(count):
         curve = curves[int(random.integers(len(curves)))]
         drawn.append(curve)
-        values = [value for _, value in curve.points]
+        values = [value for _, value in curve.points if np.isfinite(value)]
         start, best = values[0], max(values) if curve.maximize else min(values)
         ways = (1.05, 1.1) if never and number % 5 == 4 else (random.uniform(0.7, 0.95), random.uniform(0.96, 0.995))
         first, second = (start + way * (best - start) for way in ways)
