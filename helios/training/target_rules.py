@@ -257,7 +257,7 @@ def compare_target_rules(
     outcomes |= {SHORTEST: outcome(SHORTEST, shortest_need), GROWTH: outcome(GROWTH, growth_efficiency)}
     outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
     plans = dict(outcomes)
-    strict = Targets(TargetOptions(floor=0.02, between=0.0, sharpness=10.0)).decide
+    strict = Targets(TargetOptions(floor=0.02, between=0.0)).decide
     for name, decide in {**rules, "nearest": strict, SHORTEST: shortest_need}.items():
         plans[f"{name}, knowing"] = outcome(f"{name}, knowing", needs_known(decide, trials, profiles))
     best = min(plans, key=lambda name: _mean(_times_s(plans[name], tasks, arrives_s, 0)))
