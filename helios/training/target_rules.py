@@ -52,9 +52,10 @@ def needs_known(
     wrong = np.exp(sigma * np.random.default_rng(seed).standard_normal((len(trials), 2)))
     spread = math.exp(NORMAL_90 * sigma)
     steps = [trial.seconds * float(profiles.alone[trial.family]) for trial in trials]
+    works_to_targets = [trial.work_to_targets for trial in trials]
 
     def need(trial: Trial, tier: int) -> StepsToTarget | None:
-        works = trials[trial.number].work_to_targets
+        works = works_to_targets[trial.number]
         if tier >= len(works):
             return None
         if works[tier] == math.inf:
