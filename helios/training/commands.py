@@ -276,6 +276,7 @@ def best_(
     status = _status(pool)
     trials = status.best(count)
     found = {"metrics": [*status.objectives], "trials": [status.result_json(trial) for trial in trials]}
+    found |= {"target": status.target_json()}
     print_result(found, *best_lines(status, trials), as_json=as_json)
 
 
@@ -293,7 +294,7 @@ def show_(
     status = _status(pool, history_of=number)
     trial = status.trial(number)
     attempts, log = status.attempts(trial), status.log_end(trial)
-    found = {**status.result_json(trial), "runs": attempts, "log_end": log}
+    found = {**status.result_json(trial), "runs": attempts, "log_end": log, "target": status.target_json()}
     print_result(found, *show_lines(status, number, log, attempts), as_json=as_json)
 
 

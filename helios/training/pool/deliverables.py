@@ -63,8 +63,8 @@ class Deliverables:
         for tier, about in self._trials.state.reached.items():
             if self._trials.pool_number(self._record(tier)) != attempt.trial.number:
                 continue
-            is_later = report.time_s is None or report.time_s >= about.get("time_s", 0.0)
-            if is_later if about.get("step") is None else step is not None and step >= about["step"]:
+            is_later = report.time_s is None or report.time_s >= (about["time_s"] or 0.0)
+            if is_later if about["step"] is None else step is not None and step >= about["step"]:
                 self._confirmed[tier] = report.checkpoint
 
     def work(self) -> None:

@@ -519,10 +519,10 @@ class StateFile(Records):
         if self.shared:
             self.append({"joined": self.pool})
 
-    def show(self, hold: str) -> None:
+    def show(self, hold: str, **more: Any) -> None:
         """Show others why no trial is started, empty where some may be."""
         live = {"run": self.run, "pid": os.getpid(), "at_s": round(time.time(), 3), "hold": hold[: LIVE_BYTES // 8]}
-        os.pwrite(self._own_lock, json.dumps(live).encode().ljust(LIVE_BYTES), 0)
+        os.pwrite(self._own_lock, json.dumps(live | more).encode().ljust(LIVE_BYTES), 0)
 
     def record_run(self, about: Mapping[str, Any]) -> None:
         """Record what runs now, and where."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TIERS = ("first", "second")
 SILENT_REPORTS = 20
 """Reports with other metrics alone, after which a target's metric counts as one that is not reported."""
+LONGEST_PROBLEM = 500
+"""Characters of a problem that those who ask are shown."""
 _LESS_IS_BETTER = re.compile(r"(^|[\W_])(loss|err|error|mse|mae|rmse|nll|perplexity|ppl)$", re.IGNORECASE)
 _MORE_IS_BETTER = re.compile(r"(^|[\W_])(acc|accuracy|auc|auroc|f1|r2|precision|recall|bleu)$", re.IGNORECASE)
 """Names of metrics that say in which direction they are better."""
@@ -64,13 +66,28 @@ class SweepTarget:
         """Number of targets that were reached."""
         return len(self._trials.state.reached)
 
+    @property
+    def outlook(self) -> dict[str, Any]:
+        """What is expected of the next target, as plain values."""
+        if self._problem or self._target is None or self.count_reached == len(self._target.values):
+            return {"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {}
+        needs = list[dict[str, Any]]()
+        for trial in [attempt.trial for attempt in self._trials.running]:
+            steps = trial.forecast.second if self.count_reached else trial.forecast.first
+            speed = trial.steps_per_s or trial.forecast.steps_per_s
+            if steps is not None and speed:
+                seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
+                needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
+        return {"need": max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))} if needs else {}
+
     def restore(self) -> None:
         """Look at trials that had ended before the target was said."""
         if self._target is None:
             return
         for record in self._trials.state.trials.values():
             if record.state is TrialState.FINISHED:
-                self._reach(record.number, record.metrics.get(self._target.metric), attempt=record.attempts)
+                unknown = dict.fromkeys(("step", "seconds", "time_s", "attempt"))
+                self._reach(record.number, record.metrics.get(self._target.metric), **unknown)
 
     def take(self, attempt: Attempt, report: Report, at_s: float) -> None:
         """Take a report of a trial, in the order of its file."""
@@ -150,7 +167,7 @@ class SweepTarget:
             if not state.record_target(own["number"], tier, **known):
                 continue
             self._notes.publish({"event": "target", **own, "tier": tier + 1, **known})
-            at = "" if about.get("step") is None else f" at step {about['step']:,}"
+            at = "" if about["step"] is None else f" at step {about['step']:,}"
             label = self._trials.label(own["number"])
             self._notes.note(f"Trial {label} reached the {TIERS[tier]} target, {goal:g}{at}: {target.metric} {value:g}")
             self._update(targets_reached=self.count_reached)

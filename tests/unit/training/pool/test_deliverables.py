@@ -33,7 +33,8 @@ def save(name, content):
     (folder / ".partial").rename(folder / name)
     report(checkpoint=name)
 def wait_for(name):
-    while not pathlib.Path(name).exists():
+    until = time.monotonic() + 60
+    while not pathlib.Path(name).exists() and time.monotonic() < until:
         time.sleep(0.01)
 """
 )
@@ -82,7 +83,8 @@ def test_a_program_is_asked_for_a_checkpoint_at_its_target(tmp_path: Path) -> No
     program = (
         "import helios_task, pathlib, time\n"
         "helios_task.report(step=0, acc=0.5)\nhelios_task.report(step=1, acc=0.95)\n"
-        "while not pathlib.Path('pool/deliverable').exists():\n"
+        "until = time.monotonic() + 60\n"
+        "while not pathlib.Path('pool/deliverable').exists() and time.monotonic() < until:\n"
         "    if helios_task.requested() == 'checkpoint':\n"
         "        with helios_task.save_checkpoint('model.pt') as path:\n            path.write_text('good')\n"
         "    time.sleep(0.01)\n"
