@@ -127,11 +127,12 @@ def show(found: Mapping[str, list[dict[str, dict[str, float]]]]) -> None:
     def middle(way: str, task: str, what: str) -> float:
         return median(each[task][what] for each in found[way])
 
-    header = "".join(f"{f'{way} {what}':>17}" for what in ("first", "second") for way in found)
-    print(f"{'task':12}{'need':>8}{header}   s, median of {len(next(iter(found.values())))}")
+    print(f"seconds, median of {len(next(iter(found.values())))}; need is CPU seconds to the first target")
+    print(f"{'':18}{'to the first target':{10 * len(found)}}  to the second")
+    print(f"{'task':12}{'need':>6}{''.join(f'{way:>10}' for way in [*found, *found])}")
     for task in TASKS:
-        cells = "".join(f"{middle(way, task, what):17.1f}" for what in ("first", "second") for way in found)
-        print(f"{task:12}{middle(next(iter(found)), task, 'need'):8.1f}{cells}")
+        cells = "".join(f"{middle(way, task, what):10.1f}" for what in ("first", "second") for way in found)
+        print(f"{task:12}{middle(next(iter(found)), task, 'need'):6.1f}{cells}")
     for way, rounds in found.items():
         if way == "equal" or "equal" not in found:
             continue
