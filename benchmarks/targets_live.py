@@ -13,8 +13,10 @@ nice
 targets
     The pool with the service ``targets``, which learns from the curves what each still needs.
 
-Times are from the start to the report that reaches a target, with imports and the start of the pool. Steps to a target
-are the same in every run, so CPU seconds of all steps show what sharing costs.
+Times are from the start to the report that reaches a target, with imports and the start of the pool. Work is the CPU
+time of all six until then, by cores: what the time would be if nothing else ran here, so that it can be compared on a
+machine with other load. Steps to a target are the same in every run, so CPU seconds of all steps show what sharing
+costs.
 """
 
 from __future__ import annotations
@@ -29,11 +31,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 from helios.training.pool.state import trial_folder
 from helios.training.run import run_pools
-from helios.training.target import Target, parse_target
+from helios.training.target import parse_target
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "pool_targets" / "train.py"
@@ -46,13 +47,20 @@ TASKS = {
     "transformer": ("val_bits<=2.45,2.4", 5_600),
 }
 """Target and steps of each task, in the order of CPU time to the first target: 10 to 50 s."""
+CORES = 2
+NAMES = {
+    "first": "time to the first target",
+    "second": "time to the second target",
+    "first work": "work to the first target",
+    "second work": "work to the second target",
+}
 NICE = 3
 """Difference in niceness between a task and the next one; a step is a quarter of the weight."""
 ENVIRONMENT = {"PYTHONPATH": str(HERE.parent / "task"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 WAYS = ("equal", "nice", "targets")
 
 
-def in_pool(folder: Path, service: str | None) -> dict[str, list[Path]]:
+def in_pool(folder: Path, service: str | None) -> dict[str, Path]:
     """Run the tasks in a pool, and return their reports."""
     paths = []
     for task, (text, steps) in TASKS.items():
@@ -70,10 +78,10 @@ def in_pool(folder: Path, service: str | None) -> dict[str, list[Path]]:
     results = run_pools(paths, slots=len(TASKS), kind="cpu", memory_mib=1_024.0 * len(TASKS), service=service)
     for result in results:
         assert result.exit_code == 0, result
-    return {path.stem: [trial_folder(path.with_suffix(".pool"), 0) / "report.jsonl"] for path in paths}
+    return {path.stem: trial_folder(path.with_suffix(".pool"), 0) / "report.jsonl" for path in paths}
 
 
-def with_nice(folder: Path) -> dict[str, list[Path]]:
+def with_nice(folder: Path) -> dict[str, Path]:
     """Run the tasks with the nearest one first in niceness, and return their reports."""
     running = []
     for place, (task, (_, steps)) in enumerate(TASKS.items()):
@@ -82,30 +90,38 @@ def with_nice(folder: Path) -> dict[str, list[Path]]:
         running.append(subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **own}))
     for process in running:
         assert process.wait() == 0
-    return {task: [folder / f"{task}.jsonl"] for task in TASKS}
+    return {task: folder / f"{task}.jsonl" for task in TASKS}
 
 
-def run(way: str) -> dict[str, dict[str, Any]]:
-    """Return what each task took by a way."""
+def run(way: str) -> dict[str, dict[str, float]]:
+    """Return what each task took by a way, s."""
     with tempfile.TemporaryDirectory() as name:
         folder, began_s = Path(name), time.time()
         files = with_nice(folder) if way == "nice" else in_pool(folder, "targets" if way == "targets" else None)
-        return {task: _times(task, paths, began_s) for task, paths in files.items()}
+        reports = {task: [json.loads(line) for line in path.read_text().splitlines()] for task, path in files.items()}
+    reports = {task: [line for line in lines if "cpu_s" in line] for task, lines in reports.items()}
+    return {task: _times(task, reports, began_s) for task in TASKS}
 
 
-def _times(task: str, paths: list[Path], began_s: float) -> dict[str, Any]:
-    target: Target = parse_target(TASKS[task][0])
-    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    reports = [line for line in lines if target.metric in line]
-    reached = [
-        next((line for line in reports if target.is_reached(tier, line[target.metric])), None) for tier in (0, 1)
+def _times(task: str, reports: Mapping[str, list[dict[str, float]]], began_s: float) -> dict[str, float]:
+    target, own = parse_target(TASKS[task][0]), reports[task]
+    reached = [next((line for line in own if target.is_reached(tier, line[target.metric])), None) for tier in (0, 1)]
+    assert reached[0] and reached[1], f"{task} ends at {own[-1]}, before {target}"
+    first, second = (line["time_s"] for line in reached if line)
+    times_s = {"first": first - began_s, "second": second - began_s, "end": own[-1]["time_s"] - began_s}
+    work_s = {"first work": _work_s(reports, first), "second work": _work_s(reports, second)}
+    return {**times_s, **work_s, "need": reached[0]["cpu_s"], "cpu": own[-1]["cpu_s"]}
+
+
+def _work_s(reports: Mapping[str, list[dict[str, float]]], until_s: float) -> float:
+    """Return the CPU time of all tasks until a time, by cores, s."""
+    used_s = [
+        max((line["cpu_s"] for line in lines if line["time_s"] <= until_s), default=0.0) for lines in reports.values()
     ]
-    assert reached[0] and reached[1], f"{task} ends at {reports[-1]}, before {target}"
-    first, second, last = (line["time_s"] - began_s for line in (*reached, reports[-1]))
-    return {"first": first, "second": second, "end": last, "need": reached[0]["cpu_s"], "cpu": reports[-1]["cpu_s"]}
+    return sum(used_s) / CORES
 
 
-def show(found: Mapping[str, list[dict[str, dict[str, Any]]]]) -> None:
+def show(found: Mapping[str, list[dict[str, dict[str, float]]]]) -> None:
     """Print each task and the means, as medians over the repeats, and the ratios of each repeat."""
 
     def middle(way: str, task: str, what: str) -> float:
@@ -119,20 +135,20 @@ def show(found: Mapping[str, list[dict[str, dict[str, Any]]]]) -> None:
     for way, rounds in found.items():
         if way == "equal" or "equal" not in found:
             continue
-        print(f"{way} over equal, repeat by repeat:")
-        for what in ("first", "second"):
+        print(f"{way} over equal, median (and each repeat):")
+        for what, name in NAMES.items():
             ratios = [
                 _mean(ours, what) / _mean(equal, what) for ours, equal in zip(rounds, found["equal"], strict=True)
             ]
-            print(f"  mean time to the {what} target  {_words(ratios)}")
+            print(f"  mean {name:28} {_words(ratios)}")
         worst = [
             _most(ours, "first") / _most(equal, "first") for ours, equal in zip(rounds, found["equal"], strict=True)
         ]
-        print(f"  worst task's first target        {_words(worst)}")
+        print(f"  worst task's first target         {_words(worst)}")
         end = [_most(ours, "end") / _most(equal, "end") for ours, equal in zip(rounds, found["equal"], strict=True)]
-        print(f"  makespan                         {_words(end)}")
+        print(f"  makespan                          {_words(end)}")
         cost = [_mean(ours, "cpu") / _mean(equal, "cpu") for ours, equal in zip(rounds, found["equal"], strict=True)]
-        print(f"  CPU seconds of the same steps    {_words(cost)}")
+        print(f"  CPU seconds of the same steps     {_words(cost)}")
 
 
 def _mean(tasks: Mapping[str, Mapping[str, float]], what: str) -> float:
@@ -153,9 +169,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     asked = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores)
-    found: dict[str, list[dict[str, dict[str, Any]]]] = {way: [] for way in asked.ways}
+    found: dict[str, list[dict[str, dict[str, float]]]] = {way: [] for way in asked.ways}
     for repeat in range(asked.repeats):
         for way, rounds in found.items():
             began_s, load = time.monotonic(), os.getloadavg()[0]

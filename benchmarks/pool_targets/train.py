@@ -25,6 +25,8 @@ CHARACTERS = 128
 """Other characters than ASCII are left out."""
 CONTEXT = 48
 """Characters that a model of text sees."""
+SOURCES = ("argparse", "ast", "bdb", "cgitb", "cmd", "codecs")
+"""Modules of the standard library; not every version of Python has all."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +152,8 @@ class Transformer(nn.Module):  # type: ignore[misc]  # as above
 
 def text_model(model: nn.Module, lr: float, batch: int, every: int) -> Training:
     """Return the training of a model of text: bits that a character needs."""
-    library = Path(json.__file__).parent.parent
-    text = "".join(
-        (library / f"{name}.py").read_text()
-        for name in ("argparse", "ast", "bdb", "cgitb", "cmd", "codecs")
-        if (library / f"{name}.py").exists()
-    )
+    files = (Path(json.__file__).parent.parent / f"{name}.py" for name in SOURCES)
+    text = "".join(file.read_text() for file in files if file.exists())
     letters = torch.tensor([ord(letter) for letter in text if ord(letter) < CHARACTERS])
     split = len(letters) * 9 // 10
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)

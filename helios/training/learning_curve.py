@@ -36,7 +36,7 @@ NOISES = np.array([0.003, 0.01, 0.03, 0.08, 0.2, 0.5])
 """Standard deviations of points around a shape, as parts of the way from the first value to the target."""
 OFFSET_SPREAD = 0.2
 """Prior of the standard deviation of the first value around a shape, in the same unit."""
-HEIGHT, HEIGHT_SPREAD = 1.6, 0.3
+HEIGHT, HEIGHT_SPREAD = 1.7, 0.3
 """Prior of the height of a shape, in the same unit. Targets are mostly chosen so that they can just be reached."""
 GAIN_SPREAD = 0.25
 """Standard deviation of what a shape gains after the last point, as a part of it. No curve is exactly of a shape."""
@@ -48,7 +48,7 @@ HALF_LIFE = 0.2
 """Age at which a point counts half, as a part of the last step."""
 MOST_DISTANCE = 8.0
 """Distance to the target, as a multiple of its median, from which values are cut off: losses may start very high."""
-MOST_BEHIND = 4.0
+MOST_BEHIND = 3.0
 """Distance of a value behind the best one before it, as a multiple of the noise, from which values are cut off."""
 SURPRISE = 0.1
 """Probability that a curve reaches a target as no shape does, as at a step of the learning rate, if all is ahead."""
@@ -69,9 +69,8 @@ EARLIER_SPREAD, EARLIER_WEIGHT = 0.35, 5.0
 a step is at which one of them reached the target."""
 MOST_EARLIER = 50
 """Earlier curves that are used, the last ones."""
-LOST = StepsToTarget(p10=math.inf, p50=math.inf, p90=math.inf, reached=0.0)
 DONE = StepsToTarget(p10=0.0, p50=0.0, p90=0.0)
-RECORD_SHARE, RECORD_VARIANCE = 0.5, 0.3
+RECORD_SHARE, RECORD_VARIANCE = 0.3, 0.3
 """What of the expected record counts, since noise falls, and the variance of a record, as parts of the noise."""
 _LOG_REPORTS = np.log([1, 2, 5, 10, 20, 50, 100, 1000])
 _RECORDS = np.array([0, 0.56, 1.16, 1.54, 1.87, 2.25, 2.51, 3.24])
@@ -101,13 +100,14 @@ class CurvePrior:
 
 
 BUILT_IN = CurvePrior(
-    weights=(0.141, 0.261, 0.11, 0.176, 0.067, 0.192, 0.053),
-    centers=(-2.545, -2.214, -1.007, -1.569, -1.18, -1.12, -1.048),
-    spreads=(1.17, 0.919, 1.171, 1.135, 1.301, 0.704, 2.107),
-    levels=(0.225, 0.55, 0.913),
-    open_levels=(0.062, 0.475, 0.825),
+    weights=(0.142, 0.251, 0.107, 0.204, 0.064, 0.186, 0.046),
+    centers=(-2.578, -2.259, -1.075, -1.702, -1.194, -1.118, -1.138),
+    spreads=(1.159, 0.932, 1.203, 1.082, 1.35, 0.71, 2.086),
+    levels=(0.3, 0.675, 0.95),
+    open_levels=(0.1, 0.5, 0.8),
 )
-"""What ``benchmarks/learning_curves.py`` fits to the 41 curves of Pollux (OSDI'21)."""
+"""What ``benchmarks/learning_curves.py`` fits to the 40 curves of Pollux (OSDI'21), with levels also of those for
+tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,14 +124,6 @@ class EarlierCurves:
     maximize: bool = True
     prior: CurvePrior = BUILT_IN
 
-    def works(self, value: float) -> list[float]:
-        """Return the step at which each first reached a value, infinity where it never did."""
-        sign = 1.0 if self.maximize else -1.0
-        return [
-            next((max(1.0, p.step) for p in curve if p.value is not None and sign * (p.value - value) >= 0), math.inf)
-            for curve in self.curves
-        ]
-
 
 NO_CURVES = EarlierCurves()
 
@@ -143,6 +135,18 @@ def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
         return NO_CURVES
     curves, maximize = tuple(run.curve for run in whole), whole[-1].direction != "minimize"
     return EarlierCurves(curves=curves, maximize=maximize, prior=learn_prior((curve, maximize) for curve in curves))
+
+
+@lru_cache(maxsize=256)
+def _works(earlier: EarlierCurves, value: float) -> Array:
+    """Return the step at which each curve first reached a value, or infinity."""
+    sign = 1.0 if earlier.maximize else -1.0
+    return np.array(
+        [
+            next((max(1.0, p.step) for p in curve if p.value is not None and sign * (p.value - value) >= 0), math.inf)
+            for curve in earlier.curves
+        ]
+    )
 
 
 def expect_targets(
@@ -185,19 +189,20 @@ def forecast_steps(
         Last step of the training. None where unknown.
     """
     sign = 1.0 if maximize else -1.0
-    prior, works = earlier.prior, np.array(earlier.works(value))
+    prior, works = earlier.prior, _works(earlier, value)
     numbers, _, metric = zip(*curve, strict=True) if curve else ((), (), ())
     steps, values = np.array(numbers, dtype=np.float64), sign * np.array(metric, dtype=np.float64)
     known = np.isfinite(values)
     if np.any(values[known] >= sign * value):
         return DONE
-    if len(curve) >= LOST_POINTS and not known[-LOST_POINTS:].any():
-        return LOST
-    if not known.any():
+    if not known.any() and len(curve) < LOST_POINTS:
         return _from_works(works)
     last = max(1.0, steps[-1])
     between = last if len(steps) < 2 else max(1e-9, (steps[-1] - steps[0]) / (len(steps) - 1))
     times = _times(last, between, horizon)
+    if not known[-LOST_POINTS:].any():
+        left = float(times[-1] - last)
+        return StepsToTarget(p10=left, p50=left, p90=left, reached=0.0)
     points = _points(steps[known], sign * value - values[known])
     cdf = _crossing(_fit(points, times, horizon, prior), times, between, points.noise)
     surprise = SURPRISE * (1 - last / times[-1])
@@ -217,7 +222,7 @@ def _from_works(works: Array) -> StepsToTarget | None:
 
 
 def _with_works(cdf: Array, times: Array, works: Array) -> Array:
-    """Return a distribution of the step at which the target is reached, given where earlier trainings reached it."""
+    """Weigh the steps at which a target may be reached by earlier trainings."""
     works = works[works > times[0]]  # what took less says nothing of what is left
     if not len(works):
         return cdf

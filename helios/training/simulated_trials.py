@@ -68,6 +68,8 @@ class SimulatedTrial:
         Whether its program ends by itself where it reaches the last target.
     sweep : str
         Name of its sweep.
+    weight : float
+        Importance that the sweep's owner gives it.
     """
 
     family: int
@@ -83,6 +85,7 @@ class SimulatedTrial:
     target: Target | None = None
     ends_at_target: bool = False
     sweep: str = ""
+    weight: float = 1.0
 
     @property
     def work_to_targets(self) -> tuple[float, ...]:

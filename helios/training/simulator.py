@@ -280,6 +280,7 @@ class SimulatedPool:
             share=None if attempt is None else attempt.share,
             curve=self._curves[number],
             sweep=true.sweep,
+            weight=true.weight,
             target=true.target,
             targets_reached=self._targets_reached[true.sweep],
         )

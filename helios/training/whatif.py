@@ -336,6 +336,7 @@ def _trials(
                 memory_mib=memory or 0.0,
                 parameters=parameters,
                 reports=reports,
+                weight=sweeps[number].weight,
             )
         )
     return trials

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helios.model.trial_runs import CurvePoint, TrialRun
 from helios.training.learning_curve import EarlierCurves, earlier_curves, forecast_steps
 from helios.training.target import StepsToTarget
+from tests.examples import examples
 
 
 def curve(values: Sequence[float | None], *, every: int = 10) -> tuple[CurvePoint, ...]:
@@ -196,7 +197,7 @@ def test_forecast_of_a_long_curve_takes_less_than_a_millisecond() -> None:
     st.booleans(),
     st.none() | st.floats(1, 1e6),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_quantiles_are_in_order(
     values: list[float | None], value: float, maximize: bool, horizon: float | None
 ) -> None:

@@ -125,3 +125,12 @@ def test_curves_of_a_pool_that_ran_are_used(tmp_path: Path) -> None:
     rules = json.loads(answer.stdout)["comparisons"][0]["rules"]
     assert rules["targets"]["first"]["tasks_s"]["sweep"] > 0
     assert rules["targets"]["second"]["tasks_s"] == {"sweep": None}
+
+
+def test_a_sweep_of_more_weight_comes_first(sweeps: list[Path]) -> None:
+    rows = [f"{name},{step},{step / 100},{5 * step}" for name in SECONDS for step in range(1, 101)]
+    curves = sweeps[0].with_name("curves.csv")
+    curves.write_text("\n".join(["task,step,value,seconds", *rows]))
+    sweeps[0].write_text(f"weight = 10\n{sweeps[0].read_text()}")
+    found = pool_whatif(*sweeps, curves=curves, **GPU).to_json()["comparisons"][0]["rules"]["targets"]
+    assert found["first"]["tasks_s"]["long"] < 0.9 * found["first"]["tasks_s"]["short"]
