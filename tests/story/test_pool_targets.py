@@ -94,3 +94,9 @@ def test_pools_that_share_a_folder_deliver_once(sweep: Path) -> None:
     lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
     assert sorted(line["what"] for line in lines if "tier" in line) == ["delivered", "target"]
     assert [place.name for place in folder.glob("*deliverable*")] == ["deliverable"]
+
+
+def test_who_asks_how_a_pool_is_needs_no_heavy_library() -> None:
+    heavy = "{'pandas', 'torch', 'optuna', 'lightgbm', 'matplotlib', 'scipy'}"
+    program = f"import sys, helios.training.status_report\nprint(sorted({heavy} & {{*sys.modules}}))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
