@@ -62,7 +62,9 @@ def target_lines(status: PoolStatus) -> list[str]:
         step = "" if reached["step"] is None else f" at step {reached['step']:,}"
         after = "" if reached["seconds"] is None else f" after {duration_in_words(reached['seconds'])}"
         at = "" if reached["time_s"] is None else f", {_clock(reached['time_s'])}"
-        lines.append(f"  {tier['value']:g} was reached by trial {reached['trial']}{step}{after}{at}")
+        lines.append(f"  {reached['goal']:g} was reached by trial {reached['trial']}{step}{after}{at}")
+        if reached["goal"] != tier["value"]:
+            lines.append(f"    That was the target then: {tier['value']:g} counts as reached, and is not delivered.")
         delivered = tier["delivered"]
         lines.append(f"    {'waits for a checkpoint' if delivered is None else 'delivered: ' + delivered['folder']}")
     return lines

@@ -55,6 +55,7 @@ class SweepTarget:
         self._problem = ""
         self._is_reported, self._silent = False, 0
         self._seen = set[int]()
+        self._best: tuple[float, int] | None = None
 
     @property
     def target(self) -> Target | None:
@@ -68,9 +69,10 @@ class SweepTarget:
 
     @property
     def outlook(self) -> dict[str, Any]:
-        """What is expected of the next target, as plain values."""
+        """The best value so far and what is expected of the next target, as plain values."""
+        known: dict[str, Any] = {"best": self._best} if self._best else {}
         if self._problem or self._target is None or self.count_reached == len(self._target.values):
-            return {"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {}
+            return known | ({"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {})
         needs = list[dict[str, Any]]()
         for trial in [attempt.trial for attempt in self._trials.running]:
             steps = trial.forecast.second if self.count_reached else trial.forecast.first
@@ -78,7 +80,9 @@ class SweepTarget:
             if steps is not None and speed:
                 seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
                 needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
-        return {"need": max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))} if needs else {}
+        if needs:
+            known["need"] = max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))
+        return known
 
     def restore(self) -> None:
         """Look at trials that had ended before the target was said."""
@@ -105,6 +109,8 @@ class SweepTarget:
             if not self._is_reported:
                 self._is_reported = True
                 self._change("")
+            if self._best is None or (value > self._best[0] if self._target.maximize else value < self._best[0]):
+                self._best = value, self._trials.identify(number)["number"]
             if number not in self._seen:
                 self._seen.add(number)
                 self._look_at_first(attempt, value)
