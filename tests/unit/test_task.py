@@ -691,7 +691,7 @@ def test_a_slurm_that_fails_is_asked_again_a_minute_later(
     slurm: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1e6]
-    monkeypatch.setattr(helios_task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("helios_task.time.monotonic", lambda: now[0])
     works = (slurm.parent / program).read_text()
     (slurm.parent / program).write_text(f"#!/bin/sh\necho >>{slurm.parent}/asked\nexit 1\n")
     for step in range(20):
