@@ -66,7 +66,7 @@ def target_lines(status: PoolStatus) -> list[str]:
         if reached["goal"] != tier["value"]:
             lines.append(f"    That was the target then: {tier['value']:g} counts as reached, and is not delivered.")
         delivered = tier["delivered"]
-        lines.append(f"    {'waits for a checkpoint' if delivered is None else 'delivered: ' + delivered['folder']}")
+        lines.append(f"    {'not delivered yet' if delivered is None else 'delivered: ' + delivered['folder']}")
     return lines
 
 

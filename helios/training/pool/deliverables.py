@@ -121,7 +121,11 @@ class Deliverables:
         self._job, place = None, self._trials.source.folder / FOLDERS[tier]
         if (reason := future.exception()) is not None:
             self._next_s = steady_s() + RETRY_S
-            self._notes.note(f"{place} is not written yet: {reason}", key=f"problem of {place}")
+            what = (
+                f"The command on_target was not called for {place}" if place.exists() else f"{place} is not written yet"
+            )
+            again = "it is tried again, also by the next helios pool run"
+            self._notes.note(f"{what}: {reason}; {again}", key=f"problem of {place}")
             return
         number, problem = self._record(tier).number, future.result()
         saved = any(each.name != FILE for each in place.glob("*"))

@@ -41,8 +41,14 @@ def looks_reversed(target: Target, value: float) -> bool:
     if not target.is_reached(len(target.values) - 1, value):
         return False
     if _LESS_IS_BETTER.search(target.metric) or _MORE_IS_BETTER.search(target.metric):
-        return bool(_MORE_IS_BETTER.search(target.metric)) != target.maximize
+        return _contradicts_name(target)
     return abs(value - goal) > abs(goal) > 0
+
+
+def _contradicts_name(target: Target) -> bool:
+    """Return whether the name of a metric says that the other direction is better."""
+    name = _LESS_IS_BETTER if target.maximize else _MORE_IS_BETTER
+    return name.search(target.metric) is not None
 
 
 class SweepTarget:
@@ -89,9 +95,14 @@ class SweepTarget:
         if self._target is None:
             return
         for record in self._trials.state.trials.values():
-            if record.state is TrialState.FINISHED:
+            value = record.metrics.get(self._target.metric)
+            if record.state is TrialState.FINISHED and value is not None and not self._problem:
+                if not self._trials.state.reached and _contradicts_name(self._target):
+                    less = "<=" if self._target.maximize else ">="
+                    self._change(f"its direction is not that of a {self._target.metric}, so that {less} may be meant")
+                    return
                 unknown = dict.fromkeys(("step", "seconds", "time_s", "attempt"))
-                self._reach(record.number, record.metrics.get(self._target.metric), **unknown)
+                self._reach(record.number, value, **unknown)
 
     def take(self, attempt: Attempt, report: Report, at_s: float) -> None:
         """Take a report of a trial, in the order of its file."""

@@ -224,6 +224,13 @@ def test_our_own_file_replaces_no_checkpoint(tmp_path: Path) -> None:
     assert (tmp_path / "pool" / "deliverable" / "model.pt").read_text() == "1"
 
 
+def test_a_command_that_cannot_be_called_is_no_unwritten_folder(tmp_path: Path) -> None:
+    (tmp_path / "pool" / "on_target.log").mkdir(parents=True)
+    end, _ = run(a_target_sweep(tmp_path, a_program(0.95), "acc>=0.9", on_target=("true",)))
+    said = " ".join(end.notes)
+    assert "The command on_target was not called for" in said and "is not written yet" not in said
+
+
 HOOK = (
     "import json, os, sys\n"
     "given = {name: os.environ[name] for name in os.environ if name.startswith('HELIOS_TARGET_')}\n"

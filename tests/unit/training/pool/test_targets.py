@@ -71,6 +71,14 @@ def test_the_first_trial_that_reaches_a_target_is_recorded_once(tmp_path: Path) 
     assert reached(tmp_path)[0]["seconds"] > 0
 
 
+def test_a_wrong_direction_is_said_of_trials_that_had_ended(tmp_path: Path) -> None:
+    program = a_program(2.0, 0.4, name="loss")
+    run(a_sweep(tmp_path, program, [0], objectives={}))
+    end, _ = run(a_target_sweep(tmp_path, program, "loss>=0.3"))
+    assert (reached(tmp_path), (tmp_path / "pool" / "deliverable").exists()) == ([], False)
+    assert any("so that <= may be meant" in note for note in end.notes)
+
+
 def test_a_target_is_reached_downwards(tmp_path: Path) -> None:
     run(a_target_sweep(tmp_path, a_program(2.0, 0.4, 0.2, name="loss"), "loss<=0.3"))
     assert [line["step"] for line in reached(tmp_path)] == [2]
