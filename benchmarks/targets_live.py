@@ -54,6 +54,8 @@ NAMES = {
     "first work": "work to the first target",
     "second work": "work to the second target",
 }
+MEMORY_MIB = 12_288.0
+"""Memory to share, in which all six fit with the limits that packing gives them."""
 NICE = 3
 """Difference in niceness between a task and the next one; a step is a quarter of the weight."""
 ENVIRONMENT = {"PYTHONPATH": str(HERE.parent / "task"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -75,7 +77,7 @@ def in_pool(folder: Path, service: str | None) -> dict[str, Path]:
             f'direction = "{direction}"\n'
         )
         paths.append(path)
-    results = run_pools(paths, slots=len(TASKS), kind="cpu", memory_mib=1_024.0 * len(TASKS), service=service)
+    results = run_pools(paths, slots=len(TASKS), kind="cpu", memory_mib=MEMORY_MIB, service=service)
     for result in results:
         assert result.exit_code == 0, result
     return {path.stem: trial_folder(path.with_suffix(".pool"), 0) / "report.jsonl" for path in paths}
@@ -127,11 +129,12 @@ def show(found: Mapping[str, list[dict[str, dict[str, float]]]]) -> None:
     def middle(way: str, task: str, what: str) -> float:
         return median(each[task][what] for each in found[way])
 
-    header = "".join(f"{f'{way} {what}':>17}" for what in ("first", "second") for way in found)
-    print(f"{'task':12}{'need':>8}{header}   s, median of {len(next(iter(found.values())))}")
+    print(f"seconds, median of {len(next(iter(found.values())))}; need is CPU seconds to the first target")
+    print(f"{'':18}{'to the first target':{10 * len(found)}}  to the second")
+    print(f"{'task':12}{'need':>6}{''.join(f'{way:>10}' for way in [*found, *found])}")
     for task in TASKS:
-        cells = "".join(f"{middle(way, task, what):17.1f}" for what in ("first", "second") for way in found)
-        print(f"{task:12}{middle(next(iter(found)), task, 'need'):8.1f}{cells}")
+        cells = "".join(f"{middle(way, task, what):10.1f}" for what in ("first", "second") for way in found)
+        print(f"{task:12}{middle(next(iter(found)), task, 'need'):6.1f}{cells}")
     for way, rounds in found.items():
         if way == "equal" or "equal" not in found:
             continue

@@ -62,7 +62,7 @@ def find_curves(
     UsageError
         The file cannot be read, or a trial with a target has no curve.
     """
-    given = {} if file is None else read_curves(file, tasks)
+    given = {} if file is None else read_curves(file, [*dict.fromkeys(name for name, _ in tasks)])
     by_progress = sorted(past, key=lambda run: (run.attempt, run.progress or 0.0))
     ran = [
         (run, curve) for run in {(run.pool, run.number): run for run in by_progress}.values() if (curve := _of_run(run))
@@ -99,7 +99,7 @@ def _of_run(run: TrialRun) -> TaskCurve | None:
     return TaskCurve(tuple((point.step / steps, point.value) for point in run.curve if point.value is not None), steps)
 
 
-def read_curves(path: Path, tasks: Sequence[tuple[str, int]]) -> dict[str, TaskCurve]:
+def read_curves(path: Path, names: Sequence[str]) -> dict[str, TaskCurve]:
     """Read the curve of each task from a CSV.
 
     Its columns are ``task``, ``step``, ``value`` and, for run times, ``seconds`` since the first step. A task is a
@@ -123,11 +123,8 @@ def read_curves(path: Path, tasks: Sequence[tuple[str, int]]) -> dict[str, TaskC
     texts = rows.assign(seconds=rows.get("seconds", "0"))
     numbers = texts[["step", "value", "seconds"]].apply(pd.to_numeric, errors="coerce")
     before = numbers.groupby(rows["task"]).shift(fill_value=-1.0)
-    names = {name for name, _ in tasks}
     faults = {
-        ("task", f"is none of {', '.join(sorted(names))}"): ~rows["task"].isin(
-            {*names, *(f"{n}/{i}" for n, i in tasks)}
-        ),
+        ("task", f"is none of {', '.join(names)}"): ~rows["task"].str.replace(r"/\d+$", "", regex=True).isin(names),
         ("step", "is no whole number from 0"): ~(numbers["step"] >= 0) | (numbers["step"] % 1 != 0),
         ("step", "is not after the one before"): ~(numbers["step"] > before["step"]),
         ("value", "is no number"): numbers["value"].isna() & texts["value"].notna(),

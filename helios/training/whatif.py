@@ -38,7 +38,7 @@ from helios.units import count_in_words, rounded_duration
 
 SLOTS = 8
 """Most trials on a GPU, as the largest fixed rule has it."""
-MOST_TRIALS = 192
+MOST_TRIALS, MOST_WITH_TARGETS = 192, 48
 """Trials that are simulated at most, which takes about a minute."""
 OURS = "packing"
 MEASURED_S, MEASURED_SHARE = 60.0, 0.05
@@ -111,11 +111,11 @@ def pool_whatif(
         [sweep.service for sweep in sweeps], service, options, default="targets" if targets else OURS
     )
     assert choice is not None  # there is a default
-    rules = {choice.name: build_for_pool(choice.name, choice.options).decide}
     past, problems = _past_runs(sweeps, folders, database)
     start_up_s = median([run.start_up_s for run in past if run.start_up_s] or [PoolCosts().start_s])
     model = TrialModel([replace(run, curve=()) for run in past], now_s=math.inf)  # curves are what is simulated
-    drawn = [sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed) for sweep in sweeps]
+    most = max(1, (MOST_WITH_TARGETS if targets else MOST_TRIALS) // len(sweeps))
+    drawn = [sweep.draws(most, seed=seed) for sweep in sweeps]
     own = [sweep for sweep, trials in zip(sweeps, drawn, strict=True) for _ in trials]
     asked = [
         (program(sweep), family(sweep, parameters), parameters)
@@ -170,10 +170,11 @@ def pool_whatif(
     used = [
         replace(each, seconds_p50=None) if typed_s else each for each, typed_s in zip(told, run_times_s, strict=True)
     ]
-    notes += _notes(sweeps, len(own), past, used, devices, start_up_s=start_up_s, reports=reports)
+    notes += _notes(sweeps, past, used, run_times_s, devices, start_up_s=start_up_s, reports=reports)
     if above := ", ".join(name for name, wins in typed.items() if wins):
         notes.append(f"As typed, not as earlier runs had it: {above}.")
     given: dict[str, Any] = {
+        "rules": {choice.name: build_for_pool(choice.name, choice.options).decide},
         "costs": PoolCosts(start_s=start_up_s, measure_s=measure_s),
         "seed": seed,
         "forecast": partial(_expect, model, own, run_times_s),
@@ -190,9 +191,9 @@ def pool_whatif(
         beside = shares if gain is None else _with_gain(shares, gain)
         profiles = PairProfiles(families=families, alone=alone, beside=beside)
         found[gain] = (
-            compare_target_rules(trials, devices, profiles, rules=rules, **given)
+            compare_target_rules(trials, devices, profiles, **given)
             if targets
-            else compare_pool_rules(trials, devices, profiles, rules=rules, planners=planners, **given)
+            else compare_pool_rules(trials, devices, profiles, planners=planners, **given)
         )
     return PoolWhatIf(
         name=", ".join(path.name for path in paths),
@@ -390,9 +391,9 @@ def _measured_watts(past: Iterable[TrialRun]) -> tuple[float, float] | None:
 
 def _notes(
     sweeps: Sequence[TrainingSweep],
-    simulated: int,
     past: Sequence[TrialRun],
     forecasts: Sequence[TrialForecast],
+    run_times_s: Sequence[float | None],
     devices: Sequence[Device],
     *,
     start_up_s: float,
@@ -412,13 +413,14 @@ def _notes(
             ", ".join(sweep.path.name for sweep in sweeps),
             "program is" if len(sweeps) == 1 else "programs are",
         )
-        notes.append(f"{names} never ran, so the {programs} taken to report steps, and all trials to be equal.")
+        equal = "" if len({*run_times_s}) > 1 else ", and all trials to be equal"
+        notes.append(f"{names} never ran, so the {programs} taken to report steps{equal}.")
     elif not reports:
         notes.append(
             f"Trials report no steps, so {OURS} shares GPUs by two and never takes it back: see docs/sweep-file.md."
         )
-    if simulated < (total := sum(sweep.trials for sweep in sweeps)):
-        notes.append(f"The first {simulated:,} of {total:,} trials are simulated.")
+    if len(run_times_s) < (total := sum(sweep.trials for sweep in sweeps)):
+        notes.append(f"The first {len(run_times_s):,} of {total:,} trials are simulated.")
     if any(sweep.search is not None for sweep in sweeps):
         notes.append("Parameters that the search will choose were drawn evenly, and no trial ends early.")
     notes.append(f"A start takes {rounded_duration(start_up_s)}.")
