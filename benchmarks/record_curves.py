@@ -191,7 +191,7 @@ def read_characters(recipe: Recipe) -> Curve:
             self.out = nn.Linear(width, 128)
 
         def forward(self, text: torch.Tensor) -> torch.Tensor:
-            return self.out(self.cell(self.embed(text))[0])  # type: ignore[no-any-return]
+            return self.out(self.cell(self.embed(text))[0])
 
     model = Characters()
     judged_at = torch.randint(len(parts[1]) - length - 1, (64,))

@@ -218,7 +218,10 @@ def _tell_slurm(fields: dict[str, Any]) -> None:
 
 
 def _note_progress(fields: dict[str, Any]) -> bool:
-    """Note what a report says of the target, and return whether it reaches one for the first time."""
+    """Note what a report says of the target.
+
+    Returns whether it reaches one for the first time.
+    """
     if "checkpoint" in fields:
         _state.progress["checkpoint"] = str(int(time.time()))
     value = fields.get(_state.target["metric"]) if _state.target else None

@@ -31,7 +31,7 @@ MOST_CANDIDATES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetsOptions:
+class JobTargetsOptions:
     """Options of the targets.
 
     Attributes
@@ -50,7 +50,7 @@ class TargetsOptions:
             raise ValueError("every_s must be positive")
 
 
-class Targets:
+class JobTargets:
     """Bring jobs that have targets to their first ones sooner.
 
     What is needed to a first target is not known on Slurm: the predicted run time times the GPUs stands for it, so
@@ -60,9 +60,9 @@ class Targets:
     for: of jobs past a second target first, then the one that runs longest. All rails are in :mod:`helios.control`.
     """
 
-    Options = TargetsOptions
+    Options = JobTargetsOptions
 
-    def __init__(self, options: TargetsOptions) -> None:
+    def __init__(self, options: JobTargetsOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
 

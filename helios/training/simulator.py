@@ -525,7 +525,8 @@ class SimulatedPool:
             work, value = true.curve[len(curve)]
             since_s = (progress - work) * true.seconds / speed
             step = round(work * true.seconds * float(self.profiles.alone[true.family]))
-            curve = (*curve, CurvePoint(step, self._ran_s[number] - since_s, value))
+            seen = value if math.isfinite(value) else None
+            curve = (*curve, CurvePoint(step, self._ran_s[number] - since_s, seen))
             self._shown[number] = work
         if curve is not self._curves[number]:
             self._curves[number] = curve

@@ -1,13 +1,13 @@
 """How far a training task is from its target.
 
-The target itself is in :mod:`helios.model.targets`, because Slurm jobs have one too.
+The target itself is in :mod:`helios.targets`, because Slurm jobs have one too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from helios.model.targets import Target, parse_target
+from helios.targets import Target, parse_target
 
 __all__ = ["StepsToTarget", "Target", "parse_target"]
 

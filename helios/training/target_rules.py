@@ -51,11 +51,11 @@ def needs_known(
     """
     wrong = np.exp(sigma * np.random.default_rng(seed).standard_normal((len(trials), 2)))
     spread = math.exp(NORMAL_90 * sigma)
+    works_of = [trial.work_to_targets for trial in trials]
     steps = [trial.seconds * float(profiles.alone[trial.family]) for trial in trials]
-    works_to_targets = [trial.work_to_targets for trial in trials]
 
     def need(trial: Trial, tier: int) -> StepsToTarget | None:
-        works = works_to_targets[trial.number]
+        works = works_of[trial.number]
         if tier >= len(works):
             return None
         if works[tier] == math.inf:
@@ -257,7 +257,7 @@ def compare_target_rules(
     outcomes |= {SHORTEST: outcome(SHORTEST, shortest_need), GROWTH: outcome(GROWTH, growth_efficiency)}
     outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
     plans = dict(outcomes)
-    strict = Targets(TargetOptions(floor=0.02, between=0.0, sharpness=10.0)).decide
+    strict = Targets(TargetOptions(floor=0.02, between=0.0)).decide
     for name, decide in {**rules, "nearest": strict, SHORTEST: shortest_need}.items():
         plans[f"{name}, knowing"] = outcome(f"{name}, knowing", needs_known(decide, trials, profiles))
     best = min(plans, key=lambda name: _mean(_times_s(plans[name], tasks, arrives_s, 0)))

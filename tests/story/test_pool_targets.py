@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helios.training.pool.state import FILE
 from tests.story.shell import Helios
 
 TRAIN = """
@@ -80,3 +82,21 @@ def test_several_sweeps_have_their_own_deliverables(helios: Helios, sweep: Path)
     for name in ("a", "b"):
         content = json.loads((sweep.parent / f"{name}.pool" / "deliverable" / "target.json").read_text())
         assert content["sweep"] == f"{name}.toml"
+
+
+def test_pools_that_share_a_folder_deliver_once(sweep: Path) -> None:
+    sweep.write_text(sweep.read_text().replace("[0, 2]", "[0, 2, 3, 4]"))
+    words = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--shared", "--slots", "1"]
+    words += ["--target", "acc>=0.85", "--json"]
+    pools = [subprocess.Popen(words, cwd=sweep.parent, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [pool.wait(120) for pool in pools] == [0, 0]
+    folder = sweep.with_suffix(".pool")
+    lines = [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    assert sorted(line["what"] for line in lines if "tier" in line) == ["delivered", "target"]
+    assert [place.name for place in folder.glob("*deliverable*")] == ["deliverable"]
+
+
+def test_who_asks_how_a_pool_is_needs_no_heavy_library() -> None:
+    heavy = "{'pandas', 'torch', 'optuna', 'lightgbm', 'matplotlib', 'scipy'}"
+    program = f"import sys, helios.training.status_report\nprint(sorted({heavy} & {{*sys.modules}}))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"

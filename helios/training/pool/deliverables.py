@@ -146,8 +146,11 @@ def _publish(place: Path, checkpoint: Path | None, about: Mapping[str, Any], *, 
         for each in [*partial.rglob("*"), partial]:
             if not each.is_symlink():
                 fsync_directory(each)
-        with suppress(FileExistsError):
+        try:
             partial.rename(place)
+        except OSError:
+            if not place.exists():  # else another pool was first
+                raise
         fsync_directory(place.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

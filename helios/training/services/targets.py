@@ -42,10 +42,14 @@ LEAST_SHARE = 0.01
 """Smallest share of a device's time."""
 LEAST_NEED_S, MOST_NEED_S = 1.0, 1e9
 """Needs below and above which none is nearer than another, s."""
-LONGER = 4.0
+LONGER = 8.0
 """A need of which nothing is known is at least so many times what the trial took so far."""
 QUANTILE_PARTS = (0.3, 0.4, 0.3)
 """Part of the probability that p10, p50 and p90 stand for (Swanson's rule)."""
+SHARPNESS = 6.0
+"""Power of 1 / need by which shares of time go. Weights go by the first, as they are what a second of work is worth."""
+CHANGE = 0.2
+"""Relative change of a share from which it is given."""
 MOST_FOR_DEADLINE = 0.8
 """Largest part of the pool that a deadline brings."""
 
@@ -61,24 +65,16 @@ class TargetOptions(PackingOptions):
         of it.
     between : float
         Most that clients between their targets get together while others wait for a first one, as a share.
-    sharpness : float
-        How much shares of time prefer the least need: they go by this power of it.
-    change : float
-        Relative change of a share from which it is given.
     """
 
-    floor: float = 0.3
-    between: float = 0.1
-    sharpness: float = 4.0
-    change: float = 0.2
+    floor: float = 0.15
+    between: float = 0.08
 
     def __post_init__(self) -> None:
         PackingOptions.__post_init__(self)
         for valid, message in (
             (0 < self.floor <= 1, "floor must be above 0 and at most 1"),
             (0 <= self.between <= 1, "between must lie between 0 and 1"),
-            (0 < self.sharpness <= 10, "sharpness must be above 0 and at most 10"),
-            (0 <= self.change < 1, "change must lie between 0 and 1"),
         ):
             if not valid:
                 raise ValueError(message)
@@ -124,23 +120,17 @@ class Targets:
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
-        """Pause a trial alone on a GPU or in a slot, for one that is worth more.
+        """Pause the trial that is worth least for a waiting one that is worth more.
 
-        Of groups on a GPU packing pauses one where another group does more.
+        Packing does that only where a measured group does more. One without a target is left alone.
         """
         waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
-        processes = by_process(snapshot.trials)
-        counts = Counter(process[0].devices for process in processes)
-        cpus = {(device.name,) for device in snapshot.devices if device.kind == "cpu"}
-        alone = [
-            lead
-            for lead, *fused in processes
-            if not fused and len(lead.devices) == 1 and (lead.devices in cpus or counts[lead.devices] == 1)
-        ]
-        if not waiting or not alone:
+        running = [lead for lead, *fused in by_process(snapshot.trials) if not fused and len(lead.devices) == 1]
+        running = [trial for trial in running if trial.target is not None]
+        if not waiting or not running:
             return []
         first = max(waiting, key=lambda trial: (claims[trial.number].weight, -trial.number))
-        last = min(alone, key=lambda trial: (claims[trial.number].weight, -trial.number))
+        last = min(running, key=lambda trial: (claims[trial.number].weight, -trial.number))
         more, less = claims[first.number], claims[last.number]
         ran_s = snapshot.now_s - (snapshot.now_s if last.started_s is None else last.started_s)
         cost = 2 * self.options.restart_s * (more.weight + less.weight)
@@ -167,7 +157,7 @@ class Targets:
             if by_turns > together * (1 + self.options.worth * (1 if None in before else -1)):
                 shares = [round(max(LEAST_SHARE, part / sum(parts)), 4) for part in parts]
                 reasons = [claims[process[0].number].reason for process in there]
-        if all(self._is_near(share, old) for share, old in zip(shares, before, strict=True)):
+        if all(_is_near(share, old) for share, old in zip(shares, before, strict=True)):
             return []
         return [
             ShareTrial(number=process[0].number, share=share, reason=reason)
@@ -175,11 +165,12 @@ class Targets:
             if share != old
         ]
 
-    def _is_near(self, share: float | None, before: float | None) -> bool:
-        """Return whether a share is about what it was."""
-        if share is None or before is None:
-            return share is before
-        return abs(share - before) <= self.options.change * before
+
+def _is_near(share: float | None, before: float | None) -> bool:
+    """Return whether a share is about what it was."""
+    if share is None or before is None:
+        return share is before
+    return abs(share - before) <= CHANGE * before
 
 
 def _worth_together(
@@ -245,7 +236,7 @@ def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: Targe
         least_s = LONGER * max((took_s.get(trial.number, 0.0) for trial in client.trials), default=0.0)
         client.fill(max(usual_s, least_s))
     weights = _parts(clients, options, 1.0, snapshot.now_s)
-    parts = _parts(clients, options, options.sharpness, snapshot.now_s)
+    parts = _parts(clients, options, SHARPNESS, snapshot.now_s)
     return {
         trial.number: Claim(
             weight=max(1e-6, len(clients) * weight * own),
@@ -254,7 +245,7 @@ def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: Targe
             reason=client.reason,
         )
         for client, weight, part in zip(clients, weights, parts, strict=True)
-        for trial, own, sharp in zip(client.trials, client.divided(1.0), client.divided(options.sharpness), strict=True)
+        for trial, own, sharp in zip(client.trials, client.divided(1.0), client.divided(SHARPNESS), strict=True)
     }
 
 
@@ -339,7 +330,8 @@ def _parts(clients: Sequence[_Client], options: TargetOptions, sharpness: float,
     """Return the part of each client, which sum to 1."""
     total = sum(client.importance for client in clients)
     waiting = [client for client in clients if client.waits]
-    others = [client for client in clients if client.tier is not None and not client.waits]
+    # What will hardly reach its first target keeps its floor, until nobody else waits for one.
+    others = [client for client in clients if client.tier == 1 or (client.tier == 0 and not waiting)]
     parts = {}
     for client in clients:
         kept = 1.0 if client.target is None else options.floor / (1 if client.tier == 0 else 3)

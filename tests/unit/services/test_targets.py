@@ -11,7 +11,7 @@ from helios.actions import Reorder, Yield
 from helios.changes import to_job_changes
 from helios.model import Snapshot
 from helios.model.targets import TargetJob, read_note
-from helios.services.targets import LEAST_URGENT, UNKNOWN_NEED, Targets, TargetsOptions
+from helios.services.targets import LEAST_URGENT, UNKNOWN_NEED, JobTargets, JobTargetsOptions
 from helios.testing import a_pending_job, a_snapshot, check_service
 
 TARGET = "helios:target=acc>=0.9,0.99;yield=USR2"
@@ -37,7 +37,7 @@ def a_queue(*targets: TargetJob, **p50_s: float) -> Snapshot:
 
 
 def decide(snapshot: Snapshot, **options: Any) -> list[Reorder | Yield]:
-    return Targets(TargetsOptions(**options)).decide(snapshot)
+    return JobTargets(JobTargetsOptions(**options)).decide(snapshot)
 
 
 def urgencies(snapshot: Snapshot) -> dict[str, float]:
@@ -54,7 +54,7 @@ def yields(snapshot: Snapshot, **options: Any) -> list[tuple[str, str]]:
 
 
 def test_the_service_is_one() -> None:
-    check_service(Targets)
+    check_service(JobTargets)
 
 
 def test_jobs_before_their_first_target_come_by_their_need() -> None:

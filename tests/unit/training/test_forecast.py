@@ -264,7 +264,7 @@ def test_trial_without_a_target_has_no_steps_to_one() -> None:
     assert (expected.first, expected.second) == (None, None)
 
 
-def test_forecast_to_a_target_loads_neither_trees_nor_tables() -> None:
-    code = "import sys, helios.training.learning_curve; print(*{'lightgbm', 'pandas', 'scipy'} & set(sys.modules))"
+def test_forecast_to_a_target_loads_no_trees() -> None:
+    code = "import sys, helios.training.learning_curve; print('lightgbm' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == ""
+    assert shown.stdout.strip() == "False"

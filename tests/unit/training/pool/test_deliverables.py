@@ -230,12 +230,20 @@ def test_what_was_published_before_a_kill_is_not_published_again(tmp_path: Path)
     path = tmp_path / "pool" / FILE
     kept = [line for line in path.read_text().splitlines(keepends=True) if '"delivered"' not in line]
     path.write_text("".join(kept))  # as after a kill between the publication and its record
-    before = (tmp_path / "pool" / "deliverable").stat().st_ino
+    before = (tmp_path / "pool" / "deliverable").stat().st_ctime_ns
     run(sweep)
     run(sweep)
-    assert (tmp_path / "pool" / "deliverable").stat().st_ino == before
+    assert (tmp_path / "pool" / "deliverable").stat().st_ctime_ns == before
     assert len(lines(tmp_path, "delivered")) == 1
     assert len(called(tmp_path)) == 2  # at least once
+
+
+def test_of_two_pools_that_publish_at_once_one_does(tmp_path: Path) -> None:
+    place = tmp_path / "deliverable"
+    for run_id, value in (("a", 1), ("b", 2)):
+        deliverables._publish(place, None, {"value": value}, run=run_id)
+    assert [each.name for each in tmp_path.iterdir()] == ["deliverable"]
+    assert json.loads((place / "target.json").read_text()) == {"value": 1}
 
 
 def test_half_a_copy_of_a_killed_pool_is_removed(tmp_path: Path) -> None:
@@ -308,7 +316,7 @@ def kill_at_random(folder: Path, *, kills: int, seed: int) -> int:
             pool.send_signal(signal.SIGKILL)
             pool.wait()
         for place in sorted((folder / "sweep.pool").glob("deliverable*")):
-            now = (place.stat().st_ino, (place / "target.json").read_bytes(), (place / "model.pt").read_bytes())
+            now = (place.stat().st_ctime_ns, (place / "target.json").read_bytes(), (place / "model.pt").read_bytes())
             changes += seen.setdefault(place.name, now) != now
     assert sorted(seen) == ["deliverable", "deliverable-2"]
     assert not [*(folder / "sweep.pool").glob(".deliverable*")]

@@ -120,10 +120,10 @@ def test_a_diverged_trial_holds_nobody_up() -> None:
 
 
 def test_a_deadline_that_is_near_raises_its_share() -> None:
-    tight = {"target": dataclasses.replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
+    tight: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
     found = shares(task(0, needs(500), **tight), task(1, needs(100)), task(2, needs(100)))
     assert found[0] > 0.7
-    late = {"target": dataclasses.replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
+    late: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
     assert shares(task(0, needs(500), **late), task(1, needs(100)), task(2, needs(100)))[0] < 0.2
 
 
@@ -174,12 +174,21 @@ def gpu_shares(trials: list[Trial], *, beside: float) -> list[float | None]:
     return [action.share for action in actions if isinstance(action, ShareTrial)]
 
 
-def test_a_near_task_that_waits_gets_the_slot_of_a_far_one() -> None:
-    far = [task(place, needs(9_000), started_s=NOW_S - 900) for place in range(2)]
+def pauses(*trials: Trial, device: Device) -> list[int]:
+    """Return the places of tasks that are paused."""
+    actions = Targets(TargetOptions()).decide(a_pool(list(trials), devices=(device,)))
+    return [action.number // NUMBERS for action in actions if isinstance(action, PauseTrial)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_far_task_makes_room_for_a_near_one(kind: str) -> None:
+    device = dataclasses.replace(CPU, name=f"{kind}:0", kind=kind, slots=2)
+    there: dict[str, Any] = {"devices": (device.name,), "started_s": NOW_S - 900, "memory_limit_mib": 32_000.0}
+    far = [task(place, needs(9_000 + place), **there) for place in range(2)]
     near = task(2, needs(300), state=TrialState.WAITING, devices=(), attempts=0)
-    device = dataclasses.replace(CPU, slots=2)
-    actions = Targets(TargetOptions()).decide(a_pool([*far, near], devices=(device,)))
-    assert [type(action) for action in actions if action.number == NUMBERS] == [PauseTrial]
+    assert pauses(*far, near, device=device) == [1]
+    assert pauses(far[0], dataclasses.replace(far[1], target=None), near, device=device) == [0]
+    assert pauses(*far, dataclasses.replace(near, forecast=far[0].forecast), device=device) == []
 
 
 def test_a_trial_without_a_target_keeps_an_equal_part() -> None:
@@ -193,7 +202,7 @@ def test_the_weight_of_a_sweep_holds() -> None:
 
 
 def test_a_fused_process_has_the_share_of_all_its_trials() -> None:
-    fused = {"fusible": "one", "most_fused": 4, "process": -1}
+    fused: dict[str, Any] = {"fusible": "one", "most_fused": 4, "process": -1}
     together = [dataclasses.replace(task(0, needs(500)), number=number, **fused) for number in range(3)]
     found = shares(*together, task(1, needs(500)))
     assert found[0] == pytest.approx(found[1], abs=0.01)
