@@ -287,7 +287,7 @@ class _Client:
     def __init__(self, trials: Sequence[Trial], needs: Mapping[int, _Need | None]) -> None:
         self.trials, self.target = trials, trials[0].target
         reached = max(trial.targets_reached for trial in trials)
-        self.importance = max(trial.weight for trial in trials) * (self.target.weight if self.target else 1.0)
+        self.importance = max(trial.weight for trial in trials)
         self.tier = reached if self.target is not None and reached < len(self.target.values) else None
         known = {number: need for number, need in needs.items() if need is not None and self.tier is not None}
         self.likely = max((need.likely for need in known.values()), default=1.0)
