@@ -110,7 +110,7 @@ class SweepTarget:
                 self._look_at_first(attempt, value)
             if attempt.trial.target is not self.target:
                 attempt.trial = replace(attempt.trial, target=self.target)
-            if self.target is not None:
+            if self._is_new(value):
                 seconds = self._seconds(attempt, report, at_s)
                 is_own = attempt.read_s is not None  # else it is of an earlier attempt
                 attempts = attempt.trial.attempts if is_own else None
@@ -154,6 +154,13 @@ class SweepTarget:
         for trial in [*self._trials.waiting.values(), *(attempt.trial for attempt in self._trials.running)]:
             self._trials.replace(replace(trial, **known))
         self._trials.changed = True
+
+    def _is_new(self, value: float) -> bool:
+        """Return whether a value reaches a target that counts and was not reached before."""
+        target, known = self.target, self._trials.state.reached
+        return target is not None and any(
+            tier not in known and target.is_reached(tier, value) for tier in range(len(target.values))
+        )
 
     def _reach(self, number: int, value: float | None, **about: Any) -> None:
         """Record the targets that a value of a trial reaches, unless another one was first."""

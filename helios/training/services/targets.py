@@ -29,6 +29,7 @@ from helios.training.model import (
     PoolAction,
     PoolSnapshot,
     ShareTrial,
+    StartTrial,
     Trial,
     TrialState,
     by_process,
@@ -50,6 +51,8 @@ SHARPNESS = 6.0
 """Power of 1 / need by which shares of time go. Weights go by the first, as they are what a second of work is worth."""
 CHANGE = 0.2
 """Relative change of a share from which it is given."""
+MOST_DEVICES_TRIED = 4
+"""Devices on which room is looked for, those of the trials that are worth least. Each costs a plan or more."""
 MOST_FOR_DEADLINE = 0.8
 """Largest part of the pool that a deadline brings."""
 
@@ -106,8 +109,8 @@ class Targets:
                 replace(trial, weight=claims[trial.number].weight) if trial.number in claims else trial
                 for trial in snapshot.trials
             ]
-            actions = self._for_results.decide(replace(snapshot, trials=tuple(weighted)))
-            actions = actions or self._make_room(snapshot, claims)
+            by_worth = replace(snapshot, trials=tuple(weighted))
+            actions = self._for_results.decide(by_worth) or self._make_room(by_worth, claims)
         changing = {action.number for action in actions}
         by_device: dict[tuple[str, ...], list[list[Trial]]] = defaultdict(list)
         for process in by_process(trials):
@@ -120,9 +123,10 @@ class Targets:
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
-        """Pause the trial that is worth least for a waiting one that is worth more.
+        """Pause the trials of a device that are worth least for a waiting one that is worth more.
 
-        Packing does that only where a measured group does more. One without a target is left alone.
+        Packing does that only where a measured group does more. One without a target is left alone. So are all where
+        packing would not start the waiting one instead: they would be started again, and paused again.
         """
         waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
         running = [lead for lead, *fused in by_process(snapshot.trials) if not fused and len(lead.devices) == 1]
@@ -130,13 +134,37 @@ class Targets:
         if not waiting or not running:
             return []
         first = max(waiting, key=lambda trial: (claims[trial.number].weight, -trial.number))
-        last = min(running, key=lambda trial: (claims[trial.number].weight, -trial.number))
-        more, less = claims[first.number], claims[last.number]
-        ran_s = snapshot.now_s - (snapshot.now_s if last.started_s is None else last.started_s)
-        cost = 2 * self.options.restart_s * (more.weight + less.weight)
-        if ran_s < self.options.restart_s or (more.weight - less.weight) * more.need_s <= cost:
-            return []
-        return [PauseTrial(number=last.number, reason=f"trial {first.label} is nearer to its target")]
+        there: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
+        for trial in sorted(running, key=lambda trial: (claims[trial.number].weight, -trial.number)):
+            there[trial.devices].append(trial)
+        for trials in [*there.values()][:MOST_DEVICES_TRIED]:
+            for count in range(1, len(trials) + 1):
+                leaving = trials[:count]
+                if not self._is_worth(claims[first.number], leaving, claims, snapshot.now_s):
+                    break
+                if self._would_start(first, leaving, snapshot):
+                    reason = f"trial {first.label} is nearer to its target"
+                    return [PauseTrial(number=trial.number, reason=reason) for trial in leaving]
+        return []
+
+    def _is_worth(self, more: Claim, leaving: Sequence[Trial], claims: Mapping[int, Claim], now_s: float) -> bool:
+        """Return whether a trial brings enough more than those that leave for it."""
+        if any(
+            now_s - (now_s if each.started_s is None else each.started_s) < self.options.restart_s for each in leaving
+        ):
+            return False
+        less = sum(claims[each.number].weight for each in leaving)
+        return (more.weight - less) * more.need_s > 2 * self.options.restart_s * (more.weight + less)
+
+    def _would_start(self, first: Trial, leaving: Sequence[Trial], snapshot: PoolSnapshot) -> bool:
+        """Return whether packing starts a trial once others have left."""
+        left = {
+            trial.number: replace(trial, state=TrialState.PAUSED, devices=(), started_s=None, process=None, share=None)
+            for trial in leaving
+        }
+        trials = tuple(left.get(trial.number, trial) for trial in snapshot.trials)
+        actions = self._for_results.decide(replace(snapshot, trials=trials))
+        return any(isinstance(action, StartTrial) and action.number == first.number for action in actions)
 
     def _divide(
         self,

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from helios.model.trial_runs import CurvePoint
 from helios.targets import Target, parse_target
 from helios.training.model import PoolAction, PoolSnapshot, StepsToTarget, Trial, TrialForecast
+from helios.training.pool import curve
+from helios.training.pool.curve import thin
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, read_records
 from helios.training.pool.targets import looks_reversed
@@ -44,6 +47,20 @@ def reached(folder: Path) -> list[dict[str, Any]]:
 def test_the_step_that_reaches_a_target_is_found_among_many(tmp_path: Path) -> None:
     run(a_target_sweep(tmp_path, a_program(0.5, 0.8, 0.91, 0.93, 0.96, 0.97), "acc>=0.9,0.95"))
     assert [(line["tier"], line["step"], line["value"]) for line in reached(tmp_path)] == [(0, 2, 0.91), (1, 4, 0.96)]
+
+
+def test_reports_that_reach_nothing_cost_no_look_at_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+
+    def look(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+        looks.append(len(points))
+        return thin(points)
+
+    monkeypatch.setattr(curve, "thin", look)
+    program = REPORTS + "for step in range(1000): report(step=step, acc=step / 1000)\n"
+    run(a_target_sweep(tmp_path, program, "acc>=0.9"))
+    assert [line["step"] for line in reached(tmp_path)] == [900]
+    assert 0 < len(looks) < 200
 
 
 def test_the_first_trial_that_reaches_a_target_is_recorded_once(tmp_path: Path) -> None:

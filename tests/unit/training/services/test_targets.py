@@ -192,6 +192,28 @@ def test_a_far_task_makes_room_for_a_near_one(kind: str) -> None:
     assert pauses(*far, dataclasses.replace(near, forecast=far[0].forecast), device=device) == []
 
 
+def in_the_way(place: int, **values: Any) -> Trial:
+    """Return a trial that takes nearly half of the memory of CPU, and is far from its target."""
+    there: dict[str, Any] = {"started_s": NOW_S - 900, "memory_limit_mib": 30_000.0}
+    return task(place, needs(90_000 + place), **there | values)
+
+
+def large(place: int) -> Trial:
+    """Return a trial that waits, needs nearly all memory, and is near to its target."""
+    forecast = TrialForecast(
+        steps_per_s=1.0, first=needs(300), memory_p50_mib=55_000.0, memory_p95_mib=60_000.0, seconds_p50=900.0
+    )
+    return task(place, None, state=TrialState.WAITING, devices=(), attempts=0, forecast=forecast)
+
+
+def test_who_is_in_the_way_together_is_paused_together() -> None:
+    assert sorted(pauses(in_the_way(0), in_the_way(1), large(2), device=CPU)) == [0, 1]
+
+
+def test_nobody_is_paused_for_what_would_not_fit_then() -> None:
+    assert pauses(in_the_way(0), in_the_way(1, target=None), large(2), device=CPU) == []
+
+
 def test_a_trial_without_a_target_keeps_an_equal_part() -> None:
     found = shares(task(0, needs(10)), task(1, needs(900)), task(2, None, target=None), task(3, needs(900)))
     assert found[2] == pytest.approx(0.25, abs=0.01)
