@@ -32,9 +32,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
+from helios.targets import parse_target
 from helios.training.pool.state import trial_folder
 from helios.training.run import run_pools
-from helios.training.target import parse_target
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "pool_targets" / "train.py"

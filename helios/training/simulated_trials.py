@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.targets import Target
 from helios.training.model import ONE_DEVICE, Forecast, SharedSpeed, Trial, TrialForecast, peak_hardly_exceeded
-from helios.training.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from helios.targets import Target
 from helios.training.model import TrialState
 from helios.training.pool.deliverables import Deliverables
-from helios.training.target import Target
 
 if TYPE_CHECKING:
     from helios.training.pool.attempts import Attempt

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helios.targets import Target
 from helios.training.model import Device
 from helios.training.services.targets import TargetOptions, Targets
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
-from helios.training.target import Target
 from helios.training.target_rules import EQUAL, FIRST_COME, GROWTH, ORACLE, TargetComparison, compare_target_rules
 
 CPU = Device(name="cpu:0", kind="cpu", memory_mib=16_000.0, slots=8)
