@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.model.trial_runs import CurvePoint
 from helios.training.learning_curve import BUILT_IN, CurvePrior, EarlierCurves, forecast_steps, learn_prior
-from helios.training.target import StepsToTarget
+from helios.training.model import StepsToTarget
 
 RECORDED = Path(__file__).with_name("learning_curves.csv")
 TO_MINIMIZE = {"deepspeech2", "yolov3"}

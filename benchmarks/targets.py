@@ -36,12 +36,12 @@ import pandas as pd
 
 from benchmarks.pair_profiles import read_pair_profiles
 from helios.model.trial_runs import CurvePoint, TrialRun
+from helios.targets import Target
 from helios.training.forecast import TrialModel
 from helios.training.learning_curve import NO_CURVES, EarlierCurves, expect_targets, learn_prior
-from helios.training.model import Device, PoolSnapshot, SharedSpeed, Trial, TrialForecast, TrialState
+from helios.training.model import Device, PoolSnapshot, SharedSpeed, StepsToTarget, Trial, TrialForecast, TrialState
 from helios.training.services.targets import TargetOptions, Targets
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
-from helios.training.target import StepsToTarget, Target
 from helios.training.target_rules import EQUAL, compare_target_rules, needs_known
 from tests.traces import TRACES
 

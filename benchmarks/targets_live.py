@@ -32,9 +32,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 
+from helios.targets import parse_target
 from helios.training.pool.state import trial_folder
 from helios.training.run import run_pools
-from helios.training.target import parse_target
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "pool_targets" / "train.py"
@@ -54,6 +54,8 @@ NAMES = {
     "first work": "work to the first target",
     "second work": "work to the second target",
 }
+MEMORY_MIB = 12_288.0
+"""Memory to share, in which all six fit with the limits that packing gives them."""
 NICE = 3
 """Difference in niceness between a task and the next one; a step is a quarter of the weight."""
 ENVIRONMENT = {"PYTHONPATH": str(HERE.parent / "task"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -75,7 +77,7 @@ def in_pool(folder: Path, service: str | None) -> dict[str, Path]:
             f'direction = "{direction}"\n'
         )
         paths.append(path)
-    results = run_pools(paths, slots=len(TASKS), kind="cpu", memory_mib=1_024.0 * len(TASKS), service=service)
+    results = run_pools(paths, slots=len(TASKS), kind="cpu", memory_mib=MEMORY_MIB, service=service)
     for result in results:
         assert result.exit_code == 0, result
     return {path.stem: trial_folder(path.with_suffix(".pool"), 0) / "report.jsonl" for path in paths}

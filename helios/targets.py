@@ -31,13 +31,11 @@ class Target:
         Whether a larger value is better.
     deadline_s : float, optional
         Time in which the first target is wanted, s since the task was first started.
-    weight : float
-        Importance, relative to other tasks.
 
     Raises
     ------
     ValueError
-        A value is not finite, the second is not harder than the first, or the weight or deadline is not positive.
+        A value is not finite, the second is not harder than the first, or the deadline is not positive.
     """
 
     metric: str
@@ -45,16 +43,14 @@ class Target:
     second: float | None = None
     maximize: bool = True
     deadline_s: float | None = None
-    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) for value in self.values):
             raise ValueError("a target must be a finite number")
         if self.second is not None and (self.second == self.first or self.is_reached(0, self.second) is False):
             raise ValueError(f"the second target {self.second:g} is not harder than the first, {self.first:g}")
-        for name, value in (("deadline", self.deadline_s), ("weight", self.weight)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"the {name} of a target must be positive and finite")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise ValueError("the deadline of a target must be positive and finite")
 
     @property
     def values(self) -> tuple[float, ...]:

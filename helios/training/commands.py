@@ -404,7 +404,6 @@ def whatif_(
     shortest need first, growth efficiency, the service and an oracle. It runs nothing. What trials need is known from
     earlier pools, else from the sweep files and the options. See docs/packing.md and docs/targets.md.
     """
-    from helios.training.target_tables import target_whatif_tables  # noqa: PLC0415 - no help needs it
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
 
@@ -424,9 +423,8 @@ def whatif_(
             database=_database(),
             progress=progress,
         )
-    tables = target_whatif_tables if targets or target or curves else pool_whatif_table
     print_notes(found.notes)
-    print_result(found.to_json(), tables(found), as_json=as_json)
+    print_result(found.to_json(), pool_whatif_table(found), as_json=as_json)
 
 
 def _database() -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.target import StepsToTarget
+from helios.training.model import StepsToTarget
 
 if TYPE_CHECKING:
     from helios.model.trial_runs import CurvePoint, TrialRun

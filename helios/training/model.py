@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # its package imports pandas, which who asks how a pool is does not need
     from helios.model.trial_runs import CurvePoint, TrialRun
-    from helios.training.target import StepsToTarget, Target
+    from helios.targets import Target
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -78,6 +78,24 @@ class Device:
     model: str = ""
     slots: int = 8
     places: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsToTarget:
+    """How many more steps a task needs to a target, from its last report.
+
+    Attributes
+    ----------
+    p10, p50, p90 : float
+        Quantiles where it is reached, steps. 0 where it was reached.
+    reached : float
+        Probability that it is reached at all, 0 to 1.
+    """
+
+    p10: float
+    p50: float
+    p90: float
+    reached: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

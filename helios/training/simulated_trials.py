@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
+from helios.targets import Target
 from helios.training.model import ONE_DEVICE, Forecast, SharedSpeed, Trial, TrialForecast, peak_hardly_exceeded
-from helios.training.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,13 +53,10 @@ class SimulatedTrial:
         Its parameters, which a rule sees.
     reports : bool
         Whether its program reports steps, so that its speed can be measured.
-    report_s : float
-        Time between two reports, s. A rule sees the progress of the last one, and speeds after two of a group.
     first_memory : float
         Share of its memory that it has at its first step, 0 to 1. The rest grows evenly with its work.
     curve : tuple of (float, float)
-        Share of its work and value of the metric then. Empty: it reports no metric. It reports these points, or, where
-        reports are rare, what lies on lines between them.
+        Share of its work and value of the metric then. Empty: it reports no metric. It reports at these points alone.
     speed_ups : mapping of tuple of int to float
         Speed on each placement that it can run on, relative to one device.
     target : Target, optional
@@ -78,7 +75,6 @@ class SimulatedTrial:
     arrives_s: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reports: bool = True
-    report_s: float = 0.0
     first_memory: float = 1.0
     curve: tuple[tuple[float, float], ...] = ()
     speed_ups: Mapping[tuple[int, ...], float] = field(default_factory=lambda: {ONE_DEVICE: 1.0})

@@ -131,8 +131,6 @@ class _Attempt:
     paused_at_s: float = math.inf
     """When its pause or stop is done, s; infinite: none was asked for."""
     ends_as: TrialState = TrialState.PAUSED
-    report_at_s: float = math.inf
-    """When it reports next, s."""
     share: float | None = None
     rate: float = 0.0
     """Speed as a share of that alone on one device."""
@@ -186,11 +184,9 @@ class SimulatedPool:
         self._attempts, self._ended_s = [0] * count, [math.nan] * count
         self._saved_s = list(self._remaining_s)
         """Work left at the last checkpoint, s."""
-        self._shown: list[float | None] = [None if trial.report_s else 0.0 for trial in self.trials]
-        """Progress of the last report, where it is not known all the time."""
         self._curves: list[tuple[CurvePoint, ...]] = [() for _ in self.trials]
         self._work_to_targets = [trial.work_to_targets for trial in self.trials]
-        self._reached_s = [[math.nan] * len(works) for works in self._work_to_targets]
+        self._reached_s: list[list[float]] = [[] for _ in self.trials]
         self._targets_reached: Counter[str] = Counter()
         """By sweep."""
         self._ran_s = [0.0] * count
@@ -242,7 +238,10 @@ class SimulatedPool:
             pauses=self._pauses,
             stops=self._stops,
             ended_s=tuple(self._ended_s),
-            reached_s=tuple(map(tuple, self._reached_s)),
+            reached_s=tuple(
+                (*reached_s, *[math.nan] * (len(works) - len(reached_s)))
+                for works, reached_s in zip(self._work_to_targets, self._reached_s, strict=True)
+            ),
         )
 
     def snapshot(self) -> PoolSnapshot:
@@ -287,10 +286,12 @@ class SimulatedPool:
 
     def _shown_progress(self, number: int) -> float | None:
         """Return the progress that a trial reported last."""
-        true = self.trials[number]
+        true, seen = self.trials[number], len(self._curves[number])
         if not true.reports:
             return None
-        return self._shown[number] if true.report_s or true.curve else self._progress(number)
+        if not true.curve:
+            return self._progress(number)
+        return true.curve[seen - 1][0] if seen else 0.0
 
     def _progress(self, number: int) -> float:
         """Return the share of a trial's work that is done."""
@@ -421,12 +422,10 @@ class SimulatedPool:
         due = min(attempt.paused_at_s, math.inf if attempt.computes else attempt.ready_s)
         true = self.trials[attempt.number]
         if attempt.rate > 0 and attempt.paused_at_s == math.inf:
-            work_s = self._remaining_s[attempt.number]
-            if (tier := self._next_tier(attempt.number)) is not None:
-                work_s = min(work_s, self._work_left_s(attempt.number, tier))
-            due = min(due, attempt.report_at_s, self.now_s + work_s / self._speed(attempt))
+            work_s = min(self._remaining_s[attempt.number], self._work_to_target_s(attempt.number))
+            due = min(due, self.now_s + work_s / self._speed(attempt))
         if not attempt.measured and true.reports:
-            due = min(due, attempt.group_since_s + max(self.costs.measure_s, 2 * true.report_s))
+            due = min(due, attempt.group_since_s + self.costs.measure_s)
         growth = self._growth_mib_s(attempt)
         if growth > 0 and attempt.limit_mib is not None:
             due = min(due, self.now_s + max(0.0, attempt.limit_mib - self._memory_mib(attempt.number)) / growth)
@@ -455,8 +454,6 @@ class SimulatedPool:
                 if not is_done:
                     self._remaining_s[number] = 0.0
                     self._report_points(attempt, attempt.rate)
-                if self.trials[number].report_s:
-                    self._report(attempt)
                 self._end(number, TrialState.FINISHED)
                 self._seen.add_length(number, now - attempt.started_s)
                 self._seen.add_end(number)
@@ -467,17 +464,13 @@ class SimulatedPool:
                 if self._fits(attempt):
                     attempt.computes = True
                     self._seen.add_memory(number, self._memory_mib(number))
-                    attempt.report_at_s = now + (self.trials[number].report_s or math.inf)
                     self._update_rates(attempt.devices)
                 else:
                     self._kill(attempt)
         self._grow()
         for attempt in self._running.values():
-            true = self.trials[attempt.number]
-            if attempt.report_at_s <= now + 1e-9 and attempt.rate > 0:
-                self._report(attempt)
-            known_s = attempt.group_since_s + max(self.costs.measure_s, 2 * true.report_s)
-            if true.reports and not attempt.measured and now >= known_s - 1e-9:
+            reports, known_s = self.trials[attempt.number].reports, attempt.group_since_s + self.costs.measure_s
+            if reports and not attempt.measured and now >= known_s - 1e-9:
                 self._measure(attempt)
 
     def _leave(self, attempt: _Attempt) -> None:
@@ -491,57 +484,37 @@ class SimulatedPool:
             self._end(number, attempt.ends_as)
         self._remove_attempt(attempt)
 
-    def _next_tier(self, number: int) -> int | None:
-        """Return the next target of a trial.
+    def _work_to_target_s(self, number: int) -> float:
+        """Return a trial's work until its next target alone, s.
 
-        It is None where it will reach no other.
+        It is infinite where it will reach no other.
         """
-        for tier, work in enumerate(self._work_to_targets[number]):
-            if math.isnan(self._reached_s[number][tier]):
-                return tier if work < math.inf else None
-        return None
-
-    def _work_left_s(self, number: int, tier: int) -> float:
-        """Return a trial's work until a target alone, s."""
-        seconds = self.trials[number].seconds
-        return self._remaining_s[number] - (1 - self._work_to_targets[number][tier]) * seconds
+        works, tier = self._work_to_targets[number], len(self._reached_s[number])
+        if tier == len(works) or works[tier] == math.inf:
+            return math.inf
+        return self._remaining_s[number] - (1 - works[tier]) * self.trials[number].seconds
 
     def _reach_targets(self, attempt: _Attempt) -> bool:
         """Record the targets that a trial has reached, and return whether it ends there."""
         number, true = attempt.number, self.trials[attempt.number]
-        while (tier := self._next_tier(number)) is not None and self._work_left_s(number, tier) <= 1e-6:
-            self._reached_s[number][tier] = self.now_s
-            self._targets_reached[true.sweep] = max(self._targets_reached[true.sweep], tier + 1)
         reached_s = self._reached_s[number]
-        return true.ends_at_target and bool(reached_s) and not math.isnan(reached_s[-1])
+        while self._work_to_target_s(number) <= 1e-6:
+            reached_s.append(self.now_s)
+            self._targets_reached[true.sweep] = max(self._targets_reached[true.sweep], len(reached_s))
+        return true.ends_at_target and 0 < len(reached_s) == len(self._work_to_targets[number])
 
     def _report_points(self, attempt: _Attempt, speed: float) -> None:
         """Take the points of its curve that a trial has passed."""
         number, true = attempt.number, self.trials[attempt.number]
         curve, progress = self._curves[number], self._progress(number) + 1e-9
-        while (
-            speed > 0 and not true.report_s and len(curve) < len(true.curve) and true.curve[len(curve)][0] <= progress
-        ):
+        while speed > 0 and len(curve) < len(true.curve) and true.curve[len(curve)][0] <= progress:
             work, value = true.curve[len(curve)]
             since_s = (progress - work) * true.seconds / speed
             step = round(work * true.seconds * float(self.profiles.alone[true.family]))
             seen = value if math.isfinite(value) else None
             curve = (*curve, CurvePoint(step, self._ran_s[number] - since_s, seen))
-            self._shown[number] = work
         if curve is not self._curves[number]:
             self._curves[number] = curve
-            self._seen.add_report()
-
-    def _report(self, attempt: _Attempt) -> None:
-        """Take a report of a trial that reports rarely, with its metric."""
-        number, true = attempt.number, self.trials[attempt.number]
-        self._shown[number] = self._progress(number)
-        attempt.report_at_s = self.now_s + true.report_s
-        if true.curve:
-            work, values = zip(*true.curve, strict=True)
-            step = round(self._progress(number) * true.seconds * float(self.profiles.alone[true.family]))
-            value = float(np.interp(self._progress(number), work, values))
-            self._curves[number] = (*self._curves[number], CurvePoint(step, self._ran_s[number], value))
             self._seen.add_report()
 
     def _grow(self) -> None:
@@ -596,9 +569,8 @@ class SimulatedPool:
         if others and not attempt.computes and (attempt.limit_mib is None or true.memory_mib <= attempt.limit_mib):
             self._record_speed(attempt, others, 0.0)
         self._remaining_s[number] = self._saved_s[number]
-        if not true.report_s:
-            done = [work for work, _ in true.curve if work <= self._progress(number) + 1e-9]
-            self._curves[number], self._shown[number] = self._curves[number][: len(done)], max(done, default=0.0)
+        done = sum(work <= self._progress(number) + 1e-9 for work, _ in true.curve)
+        self._curves[number] = self._curves[number][:done]
         self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: _Attempt) -> None:

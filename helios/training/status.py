@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from helios.errors import UsageError
+from helios.targets import Target
 from helios.training.model import TrialState, name_directions
 from helios.training.pool.orders import PoolOrder, waiting_orders
 from helios.training.pool.provenance import MADE_WITH
@@ -35,7 +36,6 @@ from helios.training.pool.state import (
 )
 from helios.training.pool.sweep import fill_word, find_placeholders
 from helios.training.report import find_best
-from helios.training.target import Target
 
 FEWEST_ENDED = 3
 """Ended trials from which the time left is told."""

@@ -18,6 +18,7 @@ from helios.training.model import (
     PoolSnapshot,
     SharedSpeed,
     ShareTrial,
+    StepsToTarget,
     Trial,
     TrialState,
 )
@@ -25,7 +26,6 @@ from helios.training.services.targets import TargetOptions, Targets
 from helios.training.sharing_rules import finite, outcome_json, share_fixed
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
-from helios.training.target import StepsToTarget
 
 EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE = (
     "equal share",

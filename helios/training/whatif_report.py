@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,19 @@ from rich.markup import escape
 
 from helios.report.tables import plain_table
 from helios.training.model import Device
-from helios.training.report import memory_in_words
+from helios.training.report import memory_in_words, shorten
 from helios.training.sharing_rules import PoolComparison
 from helios.training.simulator import PoolOutcome
-from helios.training.target_rules import TargetComparison
+from helios.training.target_rules import EQUAL, FIRST_COME, GROWTH, ORACLE, SHORTEST, TIERS, TargetComparison
 from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0
 LEAST_GAIN = 0.03
 """Smallest gain of the oracle, as a share of the makespan, with which other gains are compared."""
+SHOWN = 10
+"""Tasks in the table of who pays; all are in the JSON."""
+NAME = 16
+"""Characters of a task's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +79,22 @@ class PoolWhatIf:
 
 
 def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
-    """Return a table of the rules, with ranges where pairs were never measured.
+    """Return tables of the rules, with ranges where pairs were never measured.
 
-    It has at most 80 columns, as a terminal.
+    With targets there is one for each target, and one of who pays. They have at most 80 columns, as a terminal.
     """
+    with_targets = any(isinstance(comparison, TargetComparison) for comparison in result.comparisons.values())
+    parts, lines = _target_tables(result) if with_targets else _sharing_table(result)
+    memory = memory_in_words(result.devices[0].memory_mib)
+    about = f"{count_in_words(result.trials, 'trial')} of {result.name}"
+    about = f"{about} on {count_in_words(len(result.devices), 'GPU')} of {memory}, simulated."
+    if None not in (gains := [*result.comparisons]):
+        words = " to ".join(f"{gain:g}" for gain in gains)
+        about += f"\nTwo trials do {words} times the work of one on a GPU, where no measurement is used: --gain."
+    return Group(*(each for part in parts for each in (part, "")), *map(escape, [about, *lines]))
+
+
+def _sharing_table(result: PoolWhatIf) -> tuple[list[RenderableType], list[str]]:
     table = plain_table(
         "Rule", "Makespan", "Mean time\nto result", "GPU\nhours", "Energy", "Memory\nkills", "Of the\noracle's gain"
     )
@@ -96,21 +112,10 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
             as_range([f"{outcome.out_of_memory:,}" for outcome in outcomes]),
             as_range(["none" if math.isnan(share) else percent(share) for share in shares]),
         )
-    about = f"{count_in_words(result.trials, 'trial')} of {result.name}"
-    lines = setting_lines(about, result.devices, result.comparisons)
+    lines = []
     if result.watts is not None and math.isnan(result.watts[0]):
         lines.append("Energy is that of busy GPUs; that of idle ones is not known: --watts IDLE,BUSY.")
-    return Group(table, "", *map(escape, lines))
-
-
-def setting_lines(about: str, devices: Sequence[Device], gains: Iterable[float | None]) -> list[str]:
-    """Return lines on what was simulated."""
-    memory = memory_in_words(devices[0].memory_mib)
-    lines = [f"{about} on {count_in_words(len(devices), 'GPU')} of {memory}, simulated."]
-    if None not in (known := [*gains]):
-        words = " to ".join(f"{gain:g}" for gain in known)
-        lines.append(f"Two trials do {words} times the work of one on a GPU, where no measurement is used: --gain.")
-    return lines
+    return [table], lines
 
 
 def _share(comparison: PoolComparison | TargetComparison, rule: str) -> float:
@@ -125,3 +130,57 @@ def as_range(cells: Sequence[str]) -> str:
     Equal cells are returned as one.
     """
     return cells[0] if cells[0] == cells[-1] else f"{cells[0]}\nto {cells[-1]}"
+
+
+def _target_tables(result: PoolWhatIf) -> tuple[list[RenderableType], list[str]]:
+    cases = [comparison["rules"] for comparison in result.to_json()["comparisons"]]
+    tasks = {tier: cases[0][EQUAL][tier]["tasks_s"] for tier in TIERS}
+    lines = [
+        f"{task} never reaches its {tier} target in its curve, so it does not count there."
+        for tier, tasks_s in tasks.items()
+        for task, time_s in tasks_s.items()
+        if time_s is None
+    ]
+    return [*(_rules(cases, tier) for tier, tasks_s in tasks.items() if tasks_s), _payers(cases)], lines
+
+
+def _rules(cases: Sequence[Mapping[str, Any]], tier: str) -> RenderableType:
+    rows = []
+    for rule in cases[0]:
+        found = [case[rule] for case in cases]
+        times = [[_duration(each[tier][name]) for each in found] for name in ("mean_s", "p95_s", "worst_s")]
+        times.insert(3, [shorten(each[tier]["worst_task"] or "none", NAME) for each in found])
+        if tier == TIERS[0]:
+            times.append([rounded_duration(each["makespan_s"]) for each in found])
+            times.append([_gain(case, rule) for case in cases])
+        rows.append([escape(cell) for cell in (rule, *map(as_range, times))])
+    names = ["Mean", "p95", "Worst", "Its task", "Makespan", "Of the\noracle's gain"][: len(rows[0]) - 1]
+    return plain_table(f"Time to the\n{tier} target", *names, rows=rows)
+
+
+def _payers(cases: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return each task's times beside those under equal share, those that pay most first."""
+    rows = []
+    (service,) = cases[0].keys() - {EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE}
+    for task in cases[0][EQUAL][TIERS[0]]["tasks_s"]:
+        cells, ratios = [shorten(task, NAME)], [[0.0]]
+        for tier in TIERS:
+            pairs = [[case[rule][tier]["tasks_s"].get(task) for rule in (EQUAL, service)] for case in cases]
+            cells += [as_range([_duration(pair[place]) for pair in pairs]) for place in (0, 1)]
+            ratios.append([ours / equal for equal, ours in pairs if equal and ours])
+            cells.append(as_range([f"{ratio:.2f}" for ratio in ratios[-1]] or [""]))
+        rows.append((max(ratios[1] or [0.0]), [escape(cell) for cell in cells]))
+    rows.sort(key=lambda row: -row[0])
+    names = [word for tier in TIERS for word in (f"{tier.title()}:\n{EQUAL}", service, "Ratio")]
+    return plain_table("Who pays", *names, rows=[cells for _, cells in rows[:SHOWN]])
+
+
+def _gain(case: Mapping[str, Any], rule: str) -> str:
+    """Return the share of the oracle's gain, if that is large."""
+    best, equal = (case[name][TIERS[0]]["mean_s"] for name in (ORACLE, EQUAL))
+    share = case[rule]["share_of_oracle_gain"]
+    return "none" if not equal or share is None or best > (1 - LEAST_GAIN) * equal else percent(share)
+
+
+def _duration(seconds: float | None) -> str:
+    return "never" if seconds is None else rounded_duration(seconds)

@@ -39,8 +39,6 @@ def test_no_number_reaches_no_target(value: float | None) -> None:
 
 def test_values_that_mean_nothing_are_refused() -> None:
     for wrong in (0.0, math.nan, -1.0):
-        with pytest.raises(ValueError, match="weight of a target"):
-            Target(metric="acc", first=0.9, weight=wrong)
         with pytest.raises(ValueError, match="deadline of a target"):
             Target(metric="acc", first=0.9, deadline_s=wrong)
     with pytest.raises(ValueError, match="finite"):

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from helios.targets import Target
 from helios.training.model import ServiceChoice
-from helios.training.target import Target
 
 Value = str | int | float | bool
 """Value of a parameter."""

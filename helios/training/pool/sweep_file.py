@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.services.registry import POOL_GROUP, checked_options, find, list_options
+from helios.targets import Target, parse_target
 from helios.training.model import ServiceChoice, name_directions
 from helios.training.pool.reports import OWN_KEYS
 from helios.training.pool.search import load_optuna, make_pruner, make_sampler, silence_warnings
@@ -48,7 +49,6 @@ from helios.training.pool.sweep import (
     list_values,
     parse_memory,
 )
-from helios.training.target import Target, parse_target
 from helios.units import length
 
 PAGE = "docs/sweep-file.md"

@@ -11,9 +11,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from helios.targets import Target
 from helios.training.model import TrialState
 from helios.training.pool.deliverables import Deliverables
-from helios.training.target import Target
 
 if TYPE_CHECKING:
     from helios.training.pool.attempts import Attempt
@@ -75,7 +75,7 @@ class SweepTarget:
 
     @property
     def outlook(self) -> dict[str, Any]:
-        """The best value so far and what is expected of the next target, as plain values."""
+        """The best value so far, and what is expected of the next target."""
         known: dict[str, Any] = {"best": self._best} if self._best else {}
         if self._problem or self._target is None or self.count_reached == len(self._target.values):
             return known | ({"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {})

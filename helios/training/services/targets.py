@@ -123,7 +123,7 @@ class Targets:
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
-        """Pause the trials of a device that are worth least for a waiting one that is worth more.
+        """Pause trials that are worth little for a waiting one.
 
         Packing does that only where a measured group does more. One without a target is left alone. So are all where
         packing would not start the waiting one instead: they would be started again, and paused again.
@@ -315,7 +315,7 @@ class _Client:
     def __init__(self, trials: Sequence[Trial], needs: Mapping[int, _Need | None]) -> None:
         self.trials, self.target = trials, trials[0].target
         reached = max(trial.targets_reached for trial in trials)
-        self.importance = max(trial.weight for trial in trials) * (self.target.weight if self.target else 1.0)
+        self.importance = max(trial.weight for trial in trials)
         self.tier = reached if self.target is not None and reached < len(self.target.values) else None
         known = {number: need for number, need in needs.items() if need is not None and self.tier is not None}
         self.likely = max((need.likely for need in known.values()), default=1.0)

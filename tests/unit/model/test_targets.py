@@ -50,7 +50,7 @@ def test_a_checkpoint_that_is_no_time_is_none(checkpoint: str) -> None:
     assert note is not None and note.checkpoint_s == 0
 
 
-def test_gpus_are_enough_for_a_job_of_the_partition_that_asks_for_less() -> None:
+def test_gpus_are_enough_for_a_smaller_job_of_the_partition() -> None:
     job = TargetJob(job_id="1", partition="gpu", gpus=4, gpu_type="a100")
     others = (
         TargetJob(job_id="2", partition="gpu,debug", gpus=4),

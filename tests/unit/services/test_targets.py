@@ -78,7 +78,7 @@ def test_jobs_without_a_target_are_left_as_they_are() -> None:
     assert (changes.partitions, [change.target for change in changes.changes]) == (frozenset(), ["1"])
 
 
-def test_a_job_past_its_second_target_yields_first_then_the_one_that_runs_longest() -> None:
+def test_past_its_second_target_a_job_yields_first_then_the_longest() -> None:
     jobs = (running("1", ";at=0.9"), running("2", ";at=0.9"), running("3", ";at=0.99"), a_target("4"))
     assert yields(a_queue(*jobs)) == [("3", "4"), ("1", "4"), ("2", "4")]
 

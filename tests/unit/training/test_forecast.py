@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
+from helios.targets import Target
 from helios.training.forecast import ENOUGH, TrialModel, measured_speeds, trial_facts
-from helios.training.model import Trial, TrialForecast, peak_hardly_exceeded
-from helios.training.target import StepsToTarget, Target
+from helios.training.model import StepsToTarget, Trial, TrialForecast, peak_hardly_exceeded
 from tests.examples import examples
 
 

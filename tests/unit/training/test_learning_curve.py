@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helios.model.trial_runs import CurvePoint, TrialRun
 from helios.training.learning_curve import EarlierCurves, earlier_curves, forecast_steps
-from helios.training.target import StepsToTarget
+from helios.training.model import StepsToTarget
 from tests.examples import examples
 
 

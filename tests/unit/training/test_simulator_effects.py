@@ -82,16 +82,6 @@ def test_a_start_slows_the_trials_of_its_node() -> None:
     assert found.ended_s == pytest.approx((120.0, 170.0))
 
 
-def test_of_rare_reports_the_last_is_seen() -> None:
-    seen: list[PoolSnapshot] = []
-    trial = SimulatedTrial(family=0, seconds=100.0, report_s=30.0)
-    SimulatedPool([trial], [GPU], profiles([[0.5]]), costs=FREE).run(once((0.0, start(0)), seen=seen))
-    progress = {pool.now_s: pool.trials[0].progress for pool in seen}
-    assert list(dict.fromkeys(progress.values())) == [None, *map(pytest.approx, (0.3, 0.6, 0.9))]
-    assert all(shown is None for at_s, shown in progress.items() if at_s < 30.0)
-    assert min(pool.now_s for pool in seen if pool.speeds) == 60.0
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_stopped_trial_ends_and_frees_its_device(finished: bool) -> None:
     stops = [StopTrial(number=number, reason="test", finished=finished) for number in (0, 1)]
@@ -118,16 +108,6 @@ def test_trials_with_shares_take_turns() -> None:
     )
     # The first has three quarters of the device for 100 s; then the second, with 50 s left, has it alone.
     assert found.ended_s == pytest.approx((100.0, 150.0))
-
-
-def test_a_curve_is_seen_up_to_the_work_that_is_done() -> None:
-    seen: list[PoolSnapshot] = []
-    trial = SimulatedTrial(family=1, seconds=100.0, report_s=25.0, curve=((0.0, 0.1), (0.5, 0.8), (1.0, 0.9)))
-    SimulatedPool([trial], [GPU], profiles([[0.5] * 2] * 2), costs=FREE).run(once((0.0, start(0)), seen=seen))
-    curve = seen[-1].trials[0].curve
-    assert [point.step for point in curve] == [50, 100, 150]
-    assert [point.seconds for point in curve] == pytest.approx([25.0, 50.0, 75.0])
-    assert [point.value for point in curve] == pytest.approx([0.45, 0.8, 0.85])
 
 
 def test_a_trial_on_two_devices_has_the_speed_of_that_size() -> None:

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from helios.targets import Target
 from helios.training.model import Device, PoolSnapshot, ShareTrial
 from helios.training.sharing_rules import share_fixed
 from helios.training.simulated_trials import SimulatedTrial
 from helios.training.simulator import SimulatedPool
-from helios.training.target import Target
 from tests.unit.training.test_simulator import FREE, GPU, profiles
 from tests.unit.training.test_simulator_effects import once, start
 

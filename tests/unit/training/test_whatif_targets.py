@@ -14,8 +14,8 @@ from rich.console import Console
 
 from helios.errors import UsageError
 from helios.training.run import run_pool
-from helios.training.target_tables import target_whatif_tables
 from helios.training.whatif import pool_whatif
+from helios.training.whatif_report import pool_whatif_table
 
 GPU: dict[str, Any] = {"gpus": 1, "memory_mib": 16_384.0, "gains": (1.0, 1.0)}
 SECONDS = {"short": 200, "long": 2_000}
@@ -86,7 +86,7 @@ def test_the_tables_fit_a_terminal(sweeps: list[Path]) -> None:
 
 def text(found: Any, *, width: int = 80) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123 - it is recorded
-    console.print(target_whatif_tables(found))
+    console.print(pool_whatif_table(found))
     return console.export_text()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from helios.errors import UsageError
+from helios.targets import Target
 from helios.training.pool.sweep_file import check_training_sweep, read_training_sweep
 from helios.training.run import run_pool
 from helios.training.submit import Allocation, job_script
-from helios.training.target import Target
 from tests.unit.training.pool.sweeps import GRID, Reader
 
 pytestmark = pytest.mark.usefixtures("python_is_found")

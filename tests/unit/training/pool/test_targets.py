@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from helios.model.trial_runs import CurvePoint
-from helios.training.model import PoolAction, PoolSnapshot, Trial, TrialForecast
+from helios.targets import Target, parse_target
+from helios.training.model import PoolAction, PoolSnapshot, StepsToTarget, Trial, TrialForecast
 from helios.training.pool import curve
 from helios.training.pool.curve import thin
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, read_records
 from helios.training.pool.targets import looks_reversed
 from helios.training.status import read_status
-from helios.training.target import StepsToTarget, Target, parse_target
 from tests.unit.training.pool.test_coordinator import a_sweep, run
 
 REPORTS = """

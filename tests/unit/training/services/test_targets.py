@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from helios.services.registry import POOL_GROUP, find
+from helios.targets import Target
 from helios.training.check_service import NOW_S, a_pool, a_trial, check_pool_service, find_pool_faults, pool_situations
 from helios.training.model import (
     NUMBERS,
@@ -18,13 +19,13 @@ from helios.training.model import (
     PoolSnapshot,
     SharedSpeed,
     ShareTrial,
+    StepsToTarget,
     Trial,
     TrialForecast,
     TrialState,
 )
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.services.targets import TargetOptions, Targets, trial_claims
-from helios.training.target import StepsToTarget, Target
 
 CPU = Device(name="cpu:0", kind="cpu", memory_mib=64_000.0, slots=16)
 TARGET = Target(metric="acc", first=0.9, second=0.95)
