@@ -110,7 +110,7 @@ class SweepTarget:
                 self._look_at_first(attempt, value)
             if attempt.trial.target is not self.target:
                 attempt.trial = replace(attempt.trial, target=self.target)
-            if self._is_new(value):
+            if self.target is not None and self._new_tiers(value):
                 seconds = self._seconds(attempt, report, at_s)
                 is_own = attempt.read_s is not None  # else it is of an earlier attempt
                 attempts = attempt.trial.attempts if is_own else None
@@ -155,21 +155,18 @@ class SweepTarget:
             self._trials.replace(replace(trial, **known))
         self._trials.changed = True
 
-    def _is_new(self, value: float) -> bool:
-        """Return whether a value reaches a target that counts and was not reached before."""
-        target, known = self.target, self._trials.state.reached
-        return target is not None and any(
-            tier not in known and target.is_reached(tier, value) for tier in range(len(target.values))
-        )
+    def _new_tiers(self, value: float | None) -> list[int]:
+        """Return the tiers that a value reaches, and none has before."""
+        assert self._target is not None
+        left = range(self.count_reached, len(self._target.values))
+        return [tier for tier in left if self._target.is_reached(tier, value)]
 
     def _reach(self, number: int, value: float | None, **about: Any) -> None:
         """Record the targets that a value of a trial reaches, unless another one was first."""
         target, state = self._target, self._trials.state
         assert target is not None
-        for tier, goal in enumerate(target.values):
-            if tier in state.reached or not target.is_reached(tier, value):
-                continue
-            own = self._trials.identify(number)
+        for tier in self._new_tiers(value):
+            own, goal = self._trials.identify(number), target.values[tier]
             known = {"metric": target.metric, "goal": goal, "value": value, **about}
             if not state.record_target(own["number"], tier, **known):
                 continue
