@@ -67,8 +67,8 @@ COMMENT_EVERY_S = 60.0
 """Between two changes of a Slurm job's comment, s, unless a target is reached or a checkpoint saved."""
 SLURM_WAITS_S = 10.0
 """Longest wait for a command of Slurm, s."""
-MOST_FAILURES = 3
-"""Failed changes of a comment after which none is tried any more."""
+LONGEST_RETRY_S = 3600.0
+"""Longest wait after a command of Slurm that failed, s. It is a minute at first, and doubles with each in a row."""
 _TARGET = re.compile(r"helios:target=(?P<metric>[\w./-]+)(?P<sign>>=|<=)(?P<values>[^;\s]*)(?P<rest>\S*)")
 _PROGRESS = re.compile(r";(?:at|step|checkpoint)=[^;\s]*")
 
@@ -91,7 +91,7 @@ class _State:
         self.target: re.Match[str] | None = None
         self.progress: dict[str, str] = {}
         self.reached = 0
-        self.told_s = -math.inf
+        self.told_s = self.retry_s = -math.inf
         self.failures = 0
 
 
@@ -194,16 +194,17 @@ def _tell_slurm(fields: dict[str, Any]) -> None:
     """
     job = os.environ.get("SLURM_JOB_ID")
     process = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    if not job or os.environ.get("HELIOS_REPORT") or process != "0" or _state.failures >= MOST_FAILURES:
+    if not job or os.environ.get("HELIOS_REPORT") or process != "0":
         return
-    due = "checkpoint" in fields or time.monotonic() - _state.told_s >= COMMENT_EVERY_S
-    if not _note_progress(fields) and not due:
+    now_s = time.monotonic()
+    due = _note_progress(fields) or "checkpoint" in fields or now_s - _state.told_s >= COMMENT_EVERY_S
+    if not due or now_s < _state.retry_s:
         return
     try:
         comment = _slurm("squeue", "--noheader", f"--jobs={job},{job}", "--format=%k")
         _state.told_s, _state.target = time.monotonic(), _TARGET.search(comment)
         if not (found := _state.target):
-            _state.failures = MOST_FAILURES
+            _state.retry_s = math.inf
             return
         _note_progress(fields)
         progress = ",".join(f"{name}={value}" for name, value in sorted(_state.progress.items()))
@@ -211,10 +212,13 @@ def _tell_slurm(fields: dict[str, Any]) -> None:
         if progress:
             text = f"{comment[: found.start()]}{opt_in};{progress}{comment[found.end() :]}"
             _slurm("scontrol", "update", f"jobid={job}", f"comment={text}")
+        _state.failures = 0
     except (OSError, subprocess.SubprocessError) as reason:
+        wait_s = min(LONGEST_RETRY_S, COMMENT_EVERY_S * 2.0 ** min(_state.failures, 10))
         _state.failures += 1
-        if _state.failures == MOST_FAILURES:
-            print(f"helios_task: Slurm is not told any more: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
+        _state.retry_s = time.monotonic() + wait_s
+        if _state.failures == 1:
+            print(f"helios_task: Slurm could not be told, and is tried later: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
 def _note_progress(fields: dict[str, Any]) -> bool:

@@ -683,7 +683,27 @@ def test_a_slurm_that_fails_does_not_disturb_the_program(slurm: Path, capsys: py
     (slurm.parent / "squeue").write_text("#!/bin/sh\nexit 1\n")
     for _ in range(5):
         helios_task.report(step=3, checkpoint="last")
-    assert capsys.readouterr().err.count("Slurm is not told any more") == 1
+    assert capsys.readouterr().err.count("Slurm could not be told") == 1
+
+
+@pytest.mark.parametrize("program", ["squeue", "scontrol"])
+def test_a_slurm_that_fails_is_asked_again_a_minute_later(
+    slurm: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1e6]
+    monkeypatch.setattr(helios_task.time, "monotonic", lambda: now[0])
+    works = (slurm.parent / program).read_text()
+    (slurm.parent / program).write_text(f"#!/bin/sh\necho >>{slurm.parent}/asked\nexit 1\n")
+    for step in range(20):
+        helios_task.report(step=step, acc=0.1, checkpoint="last")
+    assert (slurm.parent / "asked").read_text() == "\n"
+    for _ in range(4):  # as where Slurm is upgraded
+        now[0] += 1_000.0
+        helios_task.report(step=20, acc=0.1)
+    (slurm.parent / program).write_text(works)
+    now[0] += 3_600.0
+    helios_task.report(step=21, acc=0.91)
+    assert ";at=0.91,checkpoint=" in slurm.read_text()
 
 
 def test_a_value_that_is_no_number_is_not_told(slurm: Path) -> None:

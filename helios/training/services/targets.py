@@ -121,7 +121,7 @@ class Targets:
         return actions
 
     def _make_room(self, snapshot: PoolSnapshot, claims: Mapping[int, Claim]) -> list[PoolAction]:
-        """Pause what is worth least on a device for a waiting trial.
+        """Pause trials that are worth little for a waiting one.
 
         Packing does that only where a measured group does more. One without a target is left alone. So are all where
         packing would not start the waiting one instead: they would be started again, and paused again.
