@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.targets import TIERS
 from helios.training.model import (
     Device,
     PoolAction,
@@ -32,7 +33,6 @@ EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE = (
     "growth efficiency",
     "oracle",
 )
-TIERS = ("first", "second")
 FIXED = 2
 """Trials on a device under the rule of the shortest need first."""
 ALL = 1_000_000

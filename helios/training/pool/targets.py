@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from helios.targets import Target
+from helios.targets import TIERS, Target
 from helios.training.model import TrialState
 from helios.training.pool.deliverables import Deliverables
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from helios.training.pool.reports import Report
     from helios.training.pool.trials import SweepTrials
 
-TIERS = ("first", "second")
 SILENT_REPORTS = 20
 """Reports with other metrics alone, after which a target's metric counts as one that is not reported."""
 LONGEST_PROBLEM = 500
@@ -111,10 +110,8 @@ class SweepTarget:
             if attempt.trial.target is not self.target:
                 attempt.trial = replace(attempt.trial, target=self.target)
             if self.target is not None and self._new_tiers(value):
-                seconds = self._seconds(attempt, report, at_s)
-                is_own = attempt.read_s is not None  # else it is of an earlier attempt
-                attempts = attempt.trial.attempts if is_own else None
-                about = {"step": report.step, "seconds": seconds, "attempt": attempts}
+                own = None if attempt.read_s is None else attempt.trial.attempts  # None: of an earlier attempt
+                about = {"step": report.step, "seconds": self._seconds(attempt, report, at_s), "attempt": own}
                 self._reach(number, value, time_s=round(at_s, 3), **about)
         self.deliverables.confirm(attempt, report)
 
