@@ -69,7 +69,13 @@ class Target:
 
     def __str__(self) -> str:
         """Write it so that ``parse_target`` reads it."""
-        return f"{self.metric}{'>=' if self.maximize else '<='}{','.join(f'{value:g}' for value in self.values)}"
+        return f"{self.metric}{'>=' if self.maximize else '<='}{','.join(map(write_number, self.values))}"
+
+
+def write_number(value: float) -> str:
+    """Write a number so that it is read as the same."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value).removesuffix(".0")
 
 
 def parse_target(text: str) -> Target:

@@ -231,7 +231,7 @@ def _note_progress(fields: dict[str, Any]) -> bool:
     value = fields.get(_state.target["metric"]) if _state.target else None
     if _state.target is None or not isinstance(value, float) or not math.isfinite(value):
         return False
-    _state.progress["at"] = f"{value:.6g}"
+    _state.progress["at"] = repr(value)  # rounded, it might reach a target that it does not
     if "step" in fields:
         _state.progress["step"] = str(fields["step"])
     sign = 1 if _state.target["sign"] == ">=" else -1

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from helios.targets import Target, parse_target
+from helios.targets import Target, parse_target, write_number
 
 OPT_IN = "helios:target="
 """Beginning of what a comment says of a target. It ends at the next space."""
@@ -57,8 +57,8 @@ class TargetNote:
         return sum(self.target.is_reached(tier, self.at) for tier in range(len(self.target.values)))
 
     def __str__(self) -> str:
-        at = "nothing reported yet" if self.at is None else f"{self.target.metric} {self.at:g}"
-        step = "" if self.step is None else f" at step {self.step:g}"
+        at = "nothing reported yet" if self.at is None else f"{self.target.metric} {write_number(self.at)}"
+        step = "" if self.step is None else f" at step {self.step:,.12g}"
         return f"{at}{step}, {_STAGES[self.reached]} ({self.target})"
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from helios.errors import UsageError
 from helios.model.trial_runs import TrialRun
 from helios.training.pool.sweep import TrainingSweep
+from helios.units import count_in_words
 
 COLUMNS = ("task", "step", "value")
 """Columns that a file of curves must have. With ``seconds`` it says run times too."""
@@ -89,7 +90,10 @@ def find_curves(
         sources[source] += 1
         found.append(choices[source][int(random.integers(len(choices[source])))])
     total = sum(sources.values())
-    return found, [f"Curves of {count:,} of {total:,} trials are {source}." for source, count in sources.items()]
+    notes = [f"Curves of {count:,} of {total:,} trials are {source}." for source, count in sources.items()]
+    if unused := sorted(given.keys() - {each for name, number in tasks for each in (name, f"{name}/{number}")}):
+        notes.append(f"{file} has curves of {count_in_words(len(unused), 'trial')} not simulated, as {unused[0]}.")
+    return found, notes
 
 
 def _of_run(run: TrialRun) -> TaskCurve | None:
@@ -112,7 +116,7 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, TaskCurve]:
     """
     hint = f"Write a header with {', '.join(COLUMNS)} and, for run times, seconds; then a line for each report."
     try:
-        rows = pd.read_csv(path, dtype=str)
+        rows = pd.read_csv(path, dtype=str, skip_blank_lines=False).dropna(how="all")
     except (OSError, ValueError) as reason:
         why = reason.strerror if isinstance(reason, OSError) else reason
         raise UsageError(f"{path} cannot be read: {why}.", hint=hint) from reason
@@ -134,7 +138,9 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, TaskCurve]:
     for (column, fault), wrong in faults.items():
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
-            raise UsageError(f"{path}, line {row + 2}: {column} {texts[column].iloc[row]} {fault}.", hint=hint)
+            raise UsageError(
+                f"{path}, line {rows.index[row] + 2}: {column} {texts[column].iloc[row]} {fault}.", hint=hint
+            )
     found = {}
     for task, own in numbers.groupby(rows["task"]):
         steps, seconds = float(own["step"].iloc[-1]), float(own["seconds"].iloc[-1])

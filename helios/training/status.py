@@ -119,24 +119,27 @@ class PoolStatus:
         if (target := self.target) is None:
             return None
         known = [(each["value"], each["trial"]) for each in self.records.reached.values()]
+        live = [each["target"] for each in self.live.values() if each.get("target")]
+        known += [tuple(each["best"]) for each in live if each.get("best")]
         for trial in self.records.trials.values():
+            known += [(value, trial.number) for value in trial.extremes]
             metrics = {**trial.metrics, **self.reports.get(trial.number, Report()).metrics}
             known += [(metrics[target.metric], trial.number)] if target.metric in metrics else []
         value, number = (max if target.maximize else min)(known, key=lambda each: each[0], default=(None, None))
-        shown: Mapping[str, Any] = next((each["target"] for each in self.live.values() if each.get("target")), {})
+        need = next((each["need"] for each in live if each.get("need")), None)
         n_reached = len(self.records.reached)
         return {
             "target": str(target),
             "metric": target.metric,
             "best": value,
             "trial": number,
-            "problem": shown.get("problem"),
+            "problem": next((each["problem"] for each in live if each.get("problem")), None),
             "tiers": [
                 {
                     "value": goal,
                     "reached": self.records.reached.get(tier),
                     "delivered": self.records.delivered.get(tier),
-                    "need": shown.get("need") if tier == n_reached else None,
+                    "need": need if tier == n_reached else None,
                 }
                 for tier, goal in enumerate(target.values)
             ],

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from helios.targets import write_number
 from helios.training.pool.state import TrialRecord
 from helios.training.report import best_in_words, code_in_words, memory_in_words, trial_table
 from helios.training.status import PoolStatus
@@ -57,14 +58,18 @@ def target_lines(status: PoolStatus) -> list[str]:
         lines.append(f"  Trials are without it: {found['problem']}")
     for tier in found["tiers"]:
         if (reached := tier["reached"]) is None:
-            lines.append(f"  {tier['value']:g} is not reached yet{_need_in_words(tier['need'])}")
+            lines.append(f"  {write_number(tier['value'])} is not reached yet{_need_in_words(tier['need'])}")
             continue
         step = "" if reached["step"] is None else f" at step {reached['step']:,}"
         after = "" if reached["seconds"] is None else f" after {duration_in_words(reached['seconds'])}"
         at = "" if reached["time_s"] is None else f", {_clock(reached['time_s'])}"
-        lines.append(f"  {tier['value']:g} was reached by trial {reached['trial']}{step}{after}{at}")
+        lines.append(f"  {write_number(reached['goal'])} was reached by trial {reached['trial']}{step}{after}{at}")
+        if reached["goal"] != tier["value"]:
+            lines.append(
+                f"    That was the target then: {write_number(tier['value'])} counts as reached, and is not delivered."
+            )
         delivered = tier["delivered"]
-        lines.append(f"    {'waits for a checkpoint' if delivered is None else 'delivered: ' + delivered['folder']}")
+        lines.append(f"    {'not delivered yet' if delivered is None else 'delivered: ' + delivered['folder']}")
     return lines
 
 

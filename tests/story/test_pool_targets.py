@@ -57,6 +57,21 @@ def test_status_best_and_show_say_how_far_the_target_is(helios: Helios, sweep: P
         assert [line for line in about if len(line) > 80 and str(sweep.parent) not in line] == []
 
 
+def test_what_was_reached_is_said_of_the_target_then(helios: Helios, sweep: Path) -> None:
+    helios("pool", "run", sweep, "--target", "acc>=0.85", "--slots", 1)
+    helios("pool", "run", sweep, "--target", "acc>=0.99", "--slots", 1)
+    lines = helios("pool", "status", sweep).out.splitlines()
+    assert any(line.startswith("  0.85 was reached by trial 0 at step 2") for line in lines)
+    assert "    That was the target then: 0.99 counts as reached, and is not delivered." in lines
+
+
+def test_the_best_so_far_is_not_the_last_value(helios: Helios, sweep: Path) -> None:
+    program = sweep.with_name("train.py")
+    program.write_text(TRAIN.replace("0.9])", "0.6])"))
+    helios("pool", "run", sweep, "--target", "acc>=0.95", "--slots", 1)
+    assert "Target acc>=0.95, best so far 0.9 of trial 1" in helios("pool", "status", sweep).out.splitlines()
+
+
 def test_a_plan_says_the_target(helios: Helios, sweep: Path) -> None:
     assert "Target: acc>=0.85" in helios("pool", "run", sweep, "--target", "acc>=0.85", "--dry-run").out
 

@@ -9,7 +9,9 @@ import pytest
 from helios.targets import Target, parse_target
 
 
-@pytest.mark.parametrize("text", ["val_acc>=0.9,0.95", "loss<=0.3", "eval/wer<=25,20", "a>=-2,-1"])
+@pytest.mark.parametrize(
+    "text", ["val_acc>=0.9,0.95", "loss<=0.3", "eval/wer<=25,20", "a>=-2,-1", "a>=0.9999999", "a>=1234567,2345678"]
+)
 def test_a_target_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_target(text)) == text
 

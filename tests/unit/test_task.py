@@ -647,6 +647,11 @@ def test_a_comment_says_where_the_program_stands(slurm: Path) -> None:
     assert slurm.read_text() == "mine helios:target=acc>=0.9,0.95;yield=USR2;at=0.91,step=3 too\n"
 
 
+def test_a_comment_rounds_no_value_up_to_the_target(slurm: Path) -> None:
+    helios_task.report(step=3, acc=0.89999999)
+    assert ";at=0.89999999,step=3 " in slurm.read_text()
+
+
 def test_a_comment_changes_seldom_but_at_each_target_and_checkpoint(slurm: Path) -> None:
     for step, acc in enumerate((0.1, 0.2, 0.92, 0.93, 0.94, 0.96, 0.97)):
         helios_task.report(step=step, acc=acc)
@@ -691,7 +696,7 @@ def test_a_slurm_that_fails_is_asked_again_a_minute_later(
     slurm: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1e6]
-    monkeypatch.setattr(helios_task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("helios_task.time.monotonic", lambda: now[0])
     works = (slurm.parent / program).read_text()
     (slurm.parent / program).write_text(f"#!/bin/sh\necho >>{slurm.parent}/asked\nexit 1\n")
     for step in range(20):

@@ -102,13 +102,13 @@ class Deliverables:
         about = {key: value for key, value in trials.state.reached[tier].items() if key not in {"what", "at_s"}}
         about |= {"tier": tier + 1, "sweep": trials.source.name, "parameters": dict(record.parameters)}
         about |= {"checkpoint": checkpoint and checkpoint.name}
-        about |= {"confirmed": name is not None and (checkpoints / name).exists()}
+        about |= {"confirmed": checkpoint is not None and name is not None and (checkpoints / name).exists()}
         place, future = trials.source.folder / FOLDERS[tier], Future[str]()
 
         def work() -> None:
             try:
                 if not place.exists():  # else a pool that was killed has published it
-                    _publish(place, checkpoint, about, run=trials.state.run)
+                    _publish(place, checkpoint, about, root=checkpoints.resolve(), run=trials.state.run)
                 future.set_result(_call(trials.sweep.on_target, place, trials.sweep.cwd))
             except Exception as reason:  # whatever it is, the pool goes on
                 future.set_exception(reason)
@@ -121,19 +121,27 @@ class Deliverables:
         self._job, place = None, self._trials.source.folder / FOLDERS[tier]
         if (reason := future.exception()) is not None:
             self._next_s = steady_s() + RETRY_S
-            self._notes.note(f"{place} is not written yet: {reason}", key=f"problem of {place}")
+            what = (
+                f"The command on_target was not called for {place}" if place.exists() else f"{place} is not written yet"
+            )
+            again = "it is tried again, also by the next helios pool run"
+            self._notes.note(f"{what}: {reason}; {again}", key=f"problem of {place}")
             return
         number, problem = self._record(tier).number, future.result()
         saved = any(each.name != FILE for each in place.glob("*"))
         self._trials.state.record_delivered(number, tier, folder=str(place), checkpoint=saved, problem=problem)
         self._notes.publish({"event": "delivered", **self._trials.identify(number), "folder": str(place)})
-        alone = "" if saved else f" with {FILE} alone, since trial {self._trials.label(number)} saves no checkpoint"
+        alone = (
+            ""
+            if saved
+            else f" with {FILE} alone, since trial {self._trials.label(number)} has no checkpoint in its folder"
+        )
         self._notes.note(f"Delivered: {place}{alone}")
         if problem:
             self._notes.note(f"The command on_target {problem}; see {place.with_name(LOG)}")
 
 
-def _publish(place: Path, checkpoint: Path | None, about: Mapping[str, Any], *, run: str) -> None:
+def _publish(place: Path, checkpoint: Path | None, about: Mapping[str, Any], *, root: Path, run: str) -> None:
     for left in place.parent.glob(f".{place.name}.*"):
         if left.suffix[1:] == run or not is_locked(place.parent / MEMBERS / left.suffix[1:]):
             shutil.rmtree(left)
@@ -141,7 +149,7 @@ def _publish(place: Path, checkpoint: Path | None, about: Mapping[str, Any], *, 
     partial.mkdir(mode=FOLDER)
     try:
         if checkpoint is not None:
-            copy_unchanged(checkpoint, partial / checkpoint.name)
+            copy_unchanged(checkpoint, partial / checkpoint.name, root)
         (partial / FILE).write_text(json.dumps(about, indent=2, default=str) + "\n")
         for each in [*partial.rglob("*"), partial]:
             if not each.is_symlink():
@@ -176,7 +184,7 @@ def find_checkpoint(folder: Path, name: str | None = None) -> Path | None:
     """Return a checkpoint of a trial, None where there is none.
 
     It is the one with the name, else the one that the program calls its latest, else the newest. One that is a link
-    must be of the folder, too.
+    must be of the folder, too. One of the name of our own file cannot be delivered beside it.
     """
     latest = read_end(folder / "latest", owner=os.geteuid())
     named = [name, *(line.decode("utf-8", "replace").strip() for line in latest)]
@@ -184,13 +192,15 @@ def find_checkpoint(folder: Path, name: str | None = None) -> Path | None:
         newest = sorted(folder.glob("[!.]*"), key=lambda path: path.lstat().st_mtime, reverse=True)
         for path in [*(folder / each for each in named if each), *newest]:
             found = path.resolve()
-            if found.exists() and folder.resolve() in found.parents and found.name != "latest":
+            if found.exists() and folder.resolve() in found.parents and found.name not in {"latest", FILE}:
                 return found
     return None
 
 
-def copy_unchanged(source: Path, into: Path) -> None:
+def copy_unchanged(source: Path, into: Path, root: Path) -> None:
     """Copy a file or folder that nobody changes meanwhile.
+
+    What its links lead to in the root, beside it, is copied as well, since the program may change that later.
 
     Raises
     ------
@@ -199,7 +209,7 @@ def copy_unchanged(source: Path, into: Path) -> None:
     """
     if source.is_dir():
         before = _versions(source)
-        shutil.copytree(source, into, symlinks=True)
+        _copy_folder(source, into, root)
         changed = _versions(source) != before
     else:
         with closing(PlainFile(source)) as file, into.open("xb") as copy:
@@ -212,7 +222,25 @@ def copy_unchanged(source: Path, into: Path) -> None:
         raise OSError(f"{source.name} was changed while it was copied")
 
 
+def _copy_folder(source: Path, into: Path, root: Path) -> None:
+    try:
+        shutil.copytree(source, into, symlinks=True)
+    except shutil.Error as several:
+        raise OSError(f"{source.name}: {several.args[0][0][2]}") from several
+    for link in [each for each in into.rglob("*") if each.is_symlink()]:
+        meant = (source / link.relative_to(into)).resolve()
+        link.unlink()
+        if meant.is_relative_to(source):
+            link.symlink_to(os.path.relpath(into / meant.relative_to(source), link.parent))
+        elif not (meant.exists() and meant.is_relative_to(root)):
+            link.symlink_to(meant)  # as of a data set, or of a model that it began with
+        elif meant.is_dir():
+            shutil.copytree(meant, link, symlinks=True)
+        else:
+            shutil.copy2(meant, link)
+
+
 def _versions(folder: Path) -> dict[Path, tuple[int, int, int]]:
     """Return what shows that the files of a folder are changed."""
-    found = {each: each.lstat() for each in folder.rglob("*")}
+    found = {each: each.stat() if each.exists() else each.lstat() for each in folder.rglob("*")}
     return {each: (about.st_ino, about.st_size, about.st_mtime_ns) for each, about in found.items()}

@@ -80,6 +80,8 @@ class TrialRecord:
         Place of the last order to run it again that was carried out.
     curve : tuple of CurvePoint
         Of a trial that has not ended, its metric by step until its last end that is recorded.
+    extremes : tuple of float
+        The least and the largest value of that curve and of those before, empty where there is none.
     unended_s : list of float
         When the attempts since then began, s since the epoch.
     """
@@ -106,6 +108,7 @@ class TrialRecord:
     again: int = 0
     order: int = 0
     curve: tuple[CurvePoint, ...] = ()
+    extremes: tuple[float, ...] = ()
     unended_s: list[float] = field(default_factory=list)
 
     @property
@@ -381,7 +384,7 @@ class Records:
         if what == "retried":
             trial.state, trial.reason, trial.owner = TrialState.WAITING, f"run again by {entry['who']}", owner
             trial.failures = trial.memory_kills = 0
-            trial.metrics, trial.value = {}, None
+            trial.metrics, trial.value, trial.extremes = {}, None, ()
             trial.again, trial.order = trial.again + 1, int(entry["order"])
             return
         if trial.ended:
@@ -409,6 +412,11 @@ class Records:
         trial.state, trial.reason = TrialState(entry["state"]), str(entry["reason"])
         trial.metrics, trial.value = entry["metrics"], entry["value"]
         trial.curve = () if trial.ended else _curve(entry.get("run", {}))
+        values = [
+            *trial.extremes,
+            *(point[-1] for point in entry.get("run", {}).get("curve", ()) if point[-1] is not None),
+        ]
+        trial.extremes = (min(values), max(values)) if values else ()
         trial.unended_s.clear()
         trial.failures += what == "failed"
         if what == "out_of_memory":

@@ -40,8 +40,14 @@ def looks_reversed(target: Target, value: float) -> bool:
     if not target.is_reached(len(target.values) - 1, value):
         return False
     if _LESS_IS_BETTER.search(target.metric) or _MORE_IS_BETTER.search(target.metric):
-        return bool(_MORE_IS_BETTER.search(target.metric)) != target.maximize
+        return _contradicts_name(target)
     return abs(value - goal) > abs(goal) > 0
+
+
+def _contradicts_name(target: Target) -> bool:
+    """Return whether the name of a metric says that the other direction is better."""
+    name = _LESS_IS_BETTER if target.maximize else _MORE_IS_BETTER
+    return name.search(target.metric) is not None
 
 
 class SweepTarget:
@@ -54,6 +60,7 @@ class SweepTarget:
         self._problem = ""
         self._is_reported, self._silent = False, 0
         self._seen = set[int]()
+        self._best: tuple[float, int] | None = None
 
     @property
     def target(self) -> Target | None:
@@ -67,9 +74,10 @@ class SweepTarget:
 
     @property
     def outlook(self) -> dict[str, Any]:
-        """What is expected of the next target, as plain values."""
+        """The best value so far, and what is expected of the next target."""
+        known: dict[str, Any] = {"best": self._best} if self._best else {}
         if self._problem or self._target is None or self.count_reached == len(self._target.values):
-            return {"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {}
+            return known | ({"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {})
         needs = list[dict[str, Any]]()
         for trial in [attempt.trial for attempt in self._trials.running]:
             steps = trial.forecast.second if self.count_reached else trial.forecast.first
@@ -77,16 +85,23 @@ class SweepTarget:
             if steps is not None and speed:
                 seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
                 needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
-        return {"need": max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))} if needs else {}
+        if needs:
+            known["need"] = max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))
+        return known
 
     def restore(self) -> None:
         """Look at trials that had ended before the target was said."""
         if self._target is None:
             return
         for record in self._trials.state.trials.values():
-            if record.state is TrialState.FINISHED:
+            value = record.metrics.get(self._target.metric)
+            if record.state is TrialState.FINISHED and value is not None and not self._problem:
+                if not self._trials.state.reached and _contradicts_name(self._target):
+                    less = "<=" if self._target.maximize else ">="
+                    self._change(f"its direction is not that of a {self._target.metric}, so that {less} may be meant")
+                    return
                 unknown = dict.fromkeys(("step", "seconds", "time_s", "attempt"))
-                self._reach(record.number, record.metrics.get(self._target.metric), **unknown)
+                self._reach(record.number, value, **unknown)
 
     def take(self, attempt: Attempt, report: Report, at_s: float) -> None:
         """Take a report of a trial, in the order of its file."""
@@ -104,6 +119,8 @@ class SweepTarget:
             if not self._is_reported:
                 self._is_reported = True
                 self._change("")
+            if self._best is None or (value > self._best[0] if self._target.maximize else value < self._best[0]):
+                self._best = value, self._trials.identify(number)["number"]
             if number not in self._seen:
                 self._seen.add(number)
                 self._look_at_first(attempt, value)

@@ -61,3 +61,8 @@ def test_gpus_are_enough_for_a_smaller_job_of_the_partition() -> None:
         TargetJob(job_id="7", partition="gpu", gpus=0),
     )
     assert [job.can_free(other) for other in others] == [True, False, False, False, False, False]
+
+
+def test_a_value_just_below_the_target_is_not_told_as_the_target() -> None:
+    note = read_note("helios:target=acc>=1;at=0.9999999,step=1234567")
+    assert str(note) == "acc 0.9999999 at step 1,234,567, before its first target (acc>=1)"

@@ -63,6 +63,7 @@ def test_one_trial_may_have_a_curve_of_its_own(tmp_path: Path) -> None:
         ("task,step\ngru,1\n", "no column value"),
         ("task,step,value\ngru,1,0.1\ngur,2,0.2\n", "line 3: task gur is none of cnn, gru"),
         ("task,step,value\ngru,1,0.1\ngru,x,0.2\n", "line 3: step x is no whole number"),
+        ("task,step,value\n\ngru,1,0.1\n\ngru,x,0.2\n\n", "line 5: step x is no whole number"),
         ("task,step,value\ngru,1.5,0.1\n", "line 2: step 1.5 is no whole number"),
         ("task,step,value\ngru,1,0.1\ncnn,1,0.1\ngru,1,0.2\n", "line 4: step 1 is not after"),
         ("task,step,value\ngru,1,high\n", "line 2: value high is no number"),
@@ -77,6 +78,14 @@ def test_a_bad_row_is_named(tmp_path: Path, rows: str, fault: str) -> None:
     (tmp_path / "curves.csv").write_text(rows)
     with pytest.raises(UsageError, match=fault):
         read_curves(tmp_path / "curves.csv", NAMES)
+
+
+def test_a_curve_of_no_trial_is_told(sweep: TrainingSweep, tmp_path: Path) -> None:
+    file = tmp_path / "curves.csv"
+    file.write_text("task,step,value\ngru,9,0.1\ngru/0,9,0.1\ngru/7,9,0.9\n")
+    asked = [(program(sweep), "f", {"lr": 0.1})]
+    _, notes = find_curves([("gru", 0)], [sweep], asked, [], file, seed=0)
+    assert notes[-1] == f"{file} has curves of 1 trial not simulated, as gru/7."
 
 
 def test_a_run_of_the_same_parameters_comes_first(sweep: TrainingSweep) -> None:

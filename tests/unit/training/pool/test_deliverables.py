@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_a_program_without_checkpoints_delivers_what_was_reached(tmp_path: Path)
     end, _ = run(a_target_sweep(tmp_path, a_program(0.5, 0.95), "acc>=0.9"))
     assert [each.name for each in (tmp_path / "pool" / "deliverable").iterdir()] == ["target.json"]
     assert delivered(tmp_path)["checkpoint"] is None
-    assert any("with target.json alone, since trial 0 saves no checkpoint" in note for note in end.notes)
+    assert any("with target.json alone, since trial 0 has no checkpoint in its folder" in note for note in end.notes)
 
 
 def test_a_program_that_never_answers_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +171,64 @@ def test_a_file_that_is_written_to_meanwhile_is_not_taken(tmp_path: Path, monkey
 
     monkeypatch.setattr("helios.training.pool.deliverables.os.read", read_and_write)
     with pytest.raises(OSError, match="was changed while it was copied"):
-        copy_unchanged(source, tmp_path / "copy")
+        copy_unchanged(source, tmp_path / "copy", tmp_path)
+
+
+def test_what_links_of_a_checkpoint_lead_to_is_delivered(tmp_path: Path) -> None:
+    source, beside, outside = tmp_path / "root" / "step-9", tmp_path / "root" / "shared", tmp_path / "data"
+    for folder in (source, beside, outside):
+        folder.mkdir(parents=True)
+        (folder / "w").write_text(folder.name)
+    (source / "beside").symlink_to("../shared/w")
+    (source / "folder").symlink_to(beside)
+    (source / "own").symlink_to(source / "w")
+    (source / "outside").symlink_to("../../data/w")
+    copy_unchanged(source, tmp_path / "far" / "away", tmp_path / "root")
+    (beside / "w").write_text("later")
+    (source / "w").write_text("later")
+    copied = tmp_path / "far" / "away"
+    assert [(copied / name).read_text() for name in ("beside", "folder/w", "own")] == ["shared", "shared", "step-9"]
+    assert (copied / "outside").readlink() == outside / "w"
+
+
+def test_a_file_that_a_checkpoint_links_to_must_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step-9").mkdir()
+    (tmp_path / "w").write_text("half")
+    (tmp_path / "step-9" / "w").symlink_to("../w")
+    copy = shutil.copy2
+    monkeypatch.setattr(
+        "helios.training.pool.deliverables.shutil.copy2",
+        lambda source, into: (copy(source, into), (tmp_path / "w").write_text("whole and longer")),
+    )
+    with pytest.raises(OSError, match="was changed while it was copied"):
+        copy_unchanged(tmp_path / "step-9", tmp_path / "copy", tmp_path)
+
+
+def test_what_cannot_be_copied_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "step-9").mkdir()
+    os.mkfifo(tmp_path / "step-9" / "pipe")
+    with pytest.raises(OSError, match=r"^step-9: .*pipe. is a named pipe$"):
+        copy_unchanged(tmp_path / "step-9", tmp_path / "copy", tmp_path)
+
+
+def test_a_checkpoint_that_leads_out_of_the_folder_is_not_confirmed(tmp_path: Path) -> None:
+    program = SAVES + "(folder / 'model').symlink_to('/etc')\nreport(step=1, acc=0.95, checkpoint='model')\n"
+    run(a_target_sweep(tmp_path, program, "acc>=0.9"))
+    assert (delivered(tmp_path)["checkpoint"], delivered(tmp_path)["confirmed"]) == (None, False)
+
+
+def test_our_own_file_replaces_no_checkpoint(tmp_path: Path) -> None:
+    program = SAVES + "report(step=1, acc=0.95)\nsave('model.pt', 1)\nsave('target.json', 2)\n"
+    run(a_target_sweep(tmp_path, program, "acc>=0.9"))
+    assert delivered(tmp_path)["checkpoint"] == "model.pt"
+    assert (tmp_path / "pool" / "deliverable" / "model.pt").read_text() == "1"
+
+
+def test_a_command_that_cannot_be_called_is_no_unwritten_folder(tmp_path: Path) -> None:
+    (tmp_path / "pool" / "on_target.log").mkdir(parents=True)
+    end, _ = run(a_target_sweep(tmp_path, a_program(0.95), "acc>=0.9", on_target=("true",)))
+    said = " ".join(end.notes)
+    assert "The command on_target was not called for" in said and "is not written yet" not in said
 
 
 HOOK = (
@@ -241,7 +299,7 @@ def test_what_was_published_before_a_kill_is_not_published_again(tmp_path: Path)
 def test_of_two_pools_that_publish_at_once_one_does(tmp_path: Path) -> None:
     place = tmp_path / "deliverable"
     for run_id, value in (("a", 1), ("b", 2)):
-        deliverables._publish(place, None, {"value": value}, run=run_id)
+        deliverables._publish(place, None, {"value": value}, root=tmp_path, run=run_id)
     assert [each.name for each in tmp_path.iterdir()] == ["deliverable"]
     assert json.loads((place / "target.json").read_text()) == {"value": 1}
 
@@ -256,10 +314,10 @@ def test_a_deliverable_that_cannot_be_written_is_tried_again(tmp_path: Path, mon
     monkeypatch.setattr(deliverables, "RETRY_S", 0.1)
     fails = [OSError("no room")]
 
-    def copy(source: Path, into: Path) -> None:
+    def copy(source: Path, into: Path, root: Path) -> None:
         if fails:
             raise fails.pop()
-        copy_unchanged(source, into)
+        copy_unchanged(source, into, root)
 
     monkeypatch.setattr(deliverables, "copy_unchanged", copy)
     program = SAVES + "report(step=1, acc=0.95)\nsave('model.pt', 1)\nwait_for('pool/deliverable')\n"

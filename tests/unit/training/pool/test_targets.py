@@ -71,6 +71,14 @@ def test_the_first_trial_that_reaches_a_target_is_recorded_once(tmp_path: Path) 
     assert reached(tmp_path)[0]["seconds"] > 0
 
 
+def test_a_wrong_direction_is_said_of_trials_that_had_ended(tmp_path: Path) -> None:
+    program = a_program(2.0, 0.4, name="loss")
+    run(a_sweep(tmp_path, program, [0], objectives={}))
+    end, _ = run(a_target_sweep(tmp_path, program, "loss>=0.3"))
+    assert (reached(tmp_path), (tmp_path / "pool" / "deliverable").exists()) == ([], False)
+    assert any("so that <= may be meant" in note for note in end.notes)
+
+
 def test_a_target_is_reached_downwards(tmp_path: Path) -> None:
     run(a_target_sweep(tmp_path, a_program(2.0, 0.4, 0.2, name="loss"), "loss<=0.3"))
     assert [line["step"] for line in reached(tmp_path)] == [2]
@@ -189,7 +197,8 @@ def shown(folder: Path, report: str, target: str, forecast: Any = None) -> dict[
         for live in read_status(folder / "pool").live.values():
             if live.get("target"):
                 found.update(live["target"])
-                (folder / "go").touch()
+                if found.keys() & {"need", "problem"}:
+                    (folder / "go").touch()
         return list(fixed_slots(snapshot))
 
     run(a_target_sweep(folder, REPORTS + WAITS.format(report), target), decide=decide, forecast=forecast)
@@ -203,9 +212,14 @@ def test_a_running_pool_shows_when_the_target_is_expected(tmp_path: Path) -> Non
         return [TrialForecast(first=steps, steps_per_s=10.0) for _ in trials]
 
     found = shown(tmp_path, "acc=0.1", "acc>=0.9", forecast)
-    assert found == {"need": {"trial": "0", "seconds": [1.0, 2.0, 4.0], "reached": 0.8}}
+    assert found["need"] == {"trial": "0", "seconds": [1.0, 2.0, 4.0], "reached": 0.8}
 
 
 def test_a_pool_shows_why_trials_are_without_the_target(tmp_path: Path) -> None:
     found = shown(tmp_path, "loss=2.3", "loss>=0.3")
-    assert found == {"problem": "the first loss of trial 0 is 2.3, so that <= may be meant"}
+    assert found["problem"] == "the first loss of trial 0 is 2.3, so that <= may be meant"
+
+
+def test_the_best_value_so_far_is_shown_and_not_the_last_one(tmp_path: Path) -> None:
+    found = shown(tmp_path, "loss=0.2); report(step=1, loss=2.3", "loss>=0.1")
+    assert found["best"] == [2.3, 0]
