@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn import datasets, ensemble
+from sklearn import datasets, ensemble  # type: ignore[import-untyped]  # because scikit-learn ships no types
 from torch import nn
 from torch.nn import functional
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,7 @@ from helios.training.learning_curve import NO_CURVES, EarlierCurves, expect_targ
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, StepsToTarget, Trial, TrialForecast, TrialState
 from helios.training.services.targets import TargetOptions, Targets
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
+from helios.training.simulator import Decide
 from helios.training.target_rules import EQUAL, compare_target_rules, needs_known
 from tests.traces import TRACES
 
@@ -50,6 +52,8 @@ OWN = Path(__file__).with_name("learning_curves.csv")
 MAXIMIZE = {"cifar10": True, "deepspeech2": False, "imagenet": True, "ncf": True, "yolov3": False}
 """Pollux's models, and whether a larger value of their metric is better."""
 GPUS, GPU_MIB = 4, 16_384.0
+WRONG, NORMAL_90 = 0.7, 1.2816
+"""Standard deviation of the logarithm of factors on needs that are wrong, and the 90th percentile of a normal one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +139,25 @@ def draw(
     return [replace(t, arrives_s=float(at)) for t, at in zip(trials, arrivals - arrivals[0], strict=True)], drawn
 
 
+def misled(decide: Decide, count: int, seed: int) -> Decide:
+    """Return a rule for which each need is wrong by a log-normal factor, which stays."""
+    wrong = np.exp(WRONG * np.random.default_rng(seed).standard_normal((count, 2)))
+    spread = math.exp(NORMAL_90 * WRONG)
+
+    def mislead(need: StepsToTarget | None, factor: float) -> StepsToTarget | None:
+        if need is None or not need.reached:
+            return need
+        return replace(need, p10=need.p10 * factor / spread, p50=need.p50 * factor, p90=need.p90 * factor * spread)
+
+    def told(trial: Trial) -> Trial:
+        first, second = map(float, wrong[trial.number])
+        steps = trial.forecast
+        steps = replace(steps, first=mislead(steps.first, first), second=mislead(steps.second, second))
+        return replace(trial, forecast=steps)
+
+    return lambda snapshot: decide(replace(snapshot, trials=tuple(map(told, snapshot.trials))))
+
+
 def judge(
     setting: str,
     data: str,
@@ -163,7 +186,7 @@ def judge(
         devices = devices[: max(1, count // 4)]
     profiles = PairProfiles(families=names, alone=alone, beside=beside)
     ours = Targets(TargetOptions(**options)).decide  # type: ignore[arg-type]  # because they are numbers
-    rules = {"targets": ours, "wrong": needs_known(ours, trials, profiles, sigma=0.7, seed=seed)}
+    rules = {"targets": ours, "wrong": needs_known(misled(ours, count, seed), trials, profiles)}
     model = TrialModel([], now_s=np.inf)
 
     def forecast(seen: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:

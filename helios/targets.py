@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
+TIERS = ("first", "second")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _TEXT = re.compile(rf"\s*([\w./-]+)\s*(>=|<=)\s*({_NUMBER})\s*(?:,\s*({_NUMBER})\s*)?")
 

@@ -156,11 +156,10 @@ def expect_targets(
 
     None where it has no such target, or where nothing is known.
     """
-    target, horizon = trial.target, None
+    target = trial.target
     if target is None:
         return None, None
-    if trial.curve and trial.progress:
-        horizon = trial.curve[-1].step / trial.progress
+    horizon = trial.curve[-1].step / trial.progress if trial.curve and trial.progress else None
     steps = [
         DONE
         if tier < trial.targets_reached

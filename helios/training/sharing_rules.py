@@ -12,7 +12,6 @@ import numpy as np
 
 from helios.training.model import (
     Device,
-    Forecast,
     PoolAction,
     PoolSnapshot,
     SharedSpeed,
@@ -22,7 +21,7 @@ from helios.training.model import (
     TrialState,
 )
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
-from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
+from helios.training.simulator import Decide, PoolOutcome, SimulatedPool
 
 
 def share_fixed(together: int) -> Decide:
@@ -146,17 +145,14 @@ def compare_pool_rules(
     rules: Mapping[str, Decide],
     planners: Mapping[str, Decide],
     fixed: Sequence[int] = (2, 4, 8),
-    costs: PoolCosts | None = None,
-    seed: int = 0,
-    forecast: Forecast | None = None,
-    known_speeds: Sequence[SharedSpeed] = (),
     progress: Callable[[str], None] = lambda _: None,
+    **about: Any,
 ) -> PoolComparison:
     """Simulate a sweep under several rules of sharing devices.
 
     Parameters
     ----------
-    trials, devices, profiles, costs, seed, forecast, known_speeds
+    trials, devices, profiles, **about
         As of :class:`SimulatedPool`.
     rules : mapping of str to Decide
         Rules to compare, such as ``{"packing": Packing(Packing.Options()).decide}``. They learn speeds in the pool.
@@ -172,23 +168,28 @@ def compare_pool_rules(
     -------
     PoolComparison
     """
-
-    def outcome(name: str, decide: Decide) -> PoolOutcome:
-        progress(name)
-        return SimulatedPool(
-            trials, devices, profiles, costs=costs, seed=seed, forecast=forecast, known_speeds=known_speeds
-        ).run(decide)
-
-    outcomes = {"exclusive": outcome("exclusive", share_fixed(1))}
-    outcomes |= {f"fixed {count}": outcome(f"fixed {count}", share_fixed(count)) for count in fixed}
-    outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
-    plans = dict(outcomes)
-    for name, decide in {**rules, **planners, "longest first": longest_first}.items():
-        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", with_true_values(decide, trials, profiles))
+    compared = {"exclusive": share_fixed(1), **{f"fixed {count}": share_fixed(count) for count in fixed}, **rules}
+    knowing = {
+        f"{name}, knowing": with_true_values(decide, trials, profiles)
+        for name, decide in {**rules, **planners, "longest first": longest_first}.items()
+    }
+    plans = simulate_rules({**compared, **knowing}, trials, devices, profiles, progress=progress, **about)
     best = min(plans, key=lambda name: plans[name].makespan_s)
     first = min((trial.arrives_s for trial in trials), default=0.0)
     bound = max((trial.arrives_s + trial.seconds - first for trial in trials), default=0.0)
-    return PoolComparison(outcomes=outcomes | {"oracle": plans[best]}, bound_s=bound, oracle_plan=best)
+    outcomes = {name: plans[name] for name in compared} | {"oracle": plans[best]}
+    return PoolComparison(outcomes=outcomes, bound_s=bound, oracle_plan=best)
+
+
+def simulate_rules(
+    rules: Mapping[str, Decide], *pool: Any, progress: Callable[[str], None], **about: Any
+) -> dict[str, PoolOutcome]:
+    """Simulate a pool under each of some rules."""
+    outcomes = {}
+    for name, decide in rules.items():
+        progress(name)
+        outcomes[name] = SimulatedPool(*pool, **about).run(decide)
+    return outcomes
 
 
 def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:

@@ -275,7 +275,9 @@ class SimulatedPool:
             progress=self._shown_progress(number),
             steps_per_s=None
             if attempt is None or not attempt.measured
-            else self._seen_rate(attempt) * float(self.profiles.alone[true.family]),
+            # With turns it shows the speed of its own ones.
+            else (attempt.rate if attempt.share is None else attempt.speed_up)
+            * float(self.profiles.alone[true.family]),
             share=None if attempt is None else attempt.share,
             curve=self._curves[number],
             sweep=true.sweep,
@@ -605,13 +607,6 @@ class SimulatedPool:
         families = [self.trials[other.number].family for other in computing if other is not attempt]
         beside = sum(self.profiles.beside[self.trials[attempt.number].family, other] for other in families)
         return float(beside) / (len(computing) * (len(computing) - 1) / 2)
-
-    def _seen_rate(self, attempt: _Attempt) -> float:
-        """Return the speed that a trial shows, as a share of that alone.
-
-        With turns it is that of its own ones.
-        """
-        return attempt.rate if attempt.share is None else attempt.speed_up
 
     def _measure(self, attempt: _Attempt) -> None:
         attempt.measured = True

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.targets import TIERS
 from helios.training.model import (
     Device,
-    Forecast,
     PoolAction,
     PoolSnapshot,
-    SharedSpeed,
     ShareTrial,
     StepsToTarget,
     Trial,
     TrialState,
 )
 from helios.training.services.targets import TargetOptions, Targets
-from helios.training.sharing_rules import finite, outcome_json, share_fixed
+from helios.training.sharing_rules import finite, outcome_json, share_fixed, simulate_rules
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
-from helios.training.simulator import Decide, PoolCosts, PoolOutcome, SimulatedPool
+from helios.training.simulator import Decide, PoolOutcome
 
 EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE = (
     "equal share",
@@ -34,38 +33,31 @@ EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE = (
     "growth efficiency",
     "oracle",
 )
-TIERS = ("first", "second")
 FIXED = 2
 """Trials on a device under the rule of the shortest need first."""
+ALL = 1_000_000
+"""As many trials as a device has slots."""
 GROWTH_FLOOR = 0.5
 """Least share by growth efficiency, of an equal one, as FlowCon has it (beta 2)."""
-NORMAL_90 = 1.2816
 
 
-def needs_known(
-    decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles, *, sigma: float = 0.0, seed: int = 0
-) -> Decide:
-    """Return a rule that is told how much each trial needs to its targets.
-
-    With ``sigma`` each need is wrong by a log-normal factor, which stays.
-    """
-    wrong = np.exp(sigma * np.random.default_rng(seed).standard_normal((len(trials), 2)))
-    spread = math.exp(NORMAL_90 * sigma)
+def needs_known(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
+    """Return a rule that is told how much each trial needs to its targets."""
     works_of = [trial.work_to_targets for trial in trials]
-    steps = [trial.seconds * float(profiles.alone[trial.family]) for trial in trials]
+    speeds = [float(profiles.alone[trial.family]) for trial in trials]
 
     def need(trial: Trial, tier: int) -> StepsToTarget | None:
         works = works_of[trial.number]
         if tier >= len(works):
             return None
-        if works[tier] == math.inf:
-            return StepsToTarget(p10=steps[trial.number], p50=steps[trial.number], p90=steps[trial.number], reached=0.0)
-        left = max(0.0, works[tier] - (trial.progress or 0.0)) * steps[trial.number] * float(wrong[trial.number, tier])
-        return StepsToTarget(p10=left / spread, p50=left, p90=left * spread)
+        is_reached = works[tier] < math.inf
+        part = max(0.0, works[tier] - (trial.progress or 0.0)) if is_reached else 1.0
+        left = part * (trials[trial.number].seconds * speeds[trial.number])
+        return StepsToTarget(p10=left, p50=left, p90=left, reached=float(is_reached))
 
     def told(trial: Trial) -> Trial:
-        speed = float(profiles.alone[trials[trial.number].family])
-        known = replace(trial.forecast, first=need(trial, 0), second=need(trial, 1), steps_per_s=speed)
+        steps_per_s = speeds[trial.number]
+        known = replace(trial.forecast, first=need(trial, 0), second=need(trial, 1), steps_per_s=steps_per_s)
         return replace(trial, forecast=known)
 
     return lambda snapshot: decide(replace(snapshot, trials=tuple(map(told, snapshot.trials))))
@@ -87,7 +79,7 @@ def growth_efficiency(snapshot: PoolSnapshot) -> list[PoolAction]:
 
     That is the rule of FlowCon (ICPP'19).
     """
-    actions = list(_all_at_once(snapshot))
+    actions = list(share_fixed(ALL)(snapshot))
     running: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
     for trial in snapshot.trials:
         if trial.state is TrialState.RUNNING:
@@ -121,14 +113,6 @@ def _gain(trial: Trial) -> float | None:
     return abs(new - old) / span * speed / max(1, now - before) if span > 0 else 0.0
 
 
-def _all_at_once(snapshot: PoolSnapshot) -> list[PoolAction]:
-    return list(share_fixed(max((device.slots for device in snapshot.devices), default=1))(snapshot))
-
-
-def _first_come(snapshot: PoolSnapshot) -> list[PoolAction]:
-    return list(share_fixed(max((device.places for device in snapshot.devices), default=1))(snapshot))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetComparison:
     """Outcomes of the same tasks under several rules.
@@ -155,11 +139,17 @@ class TargetComparison:
 
         It is NaN where it has none or never reaches it.
         """
-        return _times_s(self.outcomes[rule], self.tasks, self.arrives_s, tier)
+        reached_s = self.outcomes[rule].reached_s
+        times_s = [
+            [reached_s[number][tier] - self.arrives_s[number] for number in numbers if tier < len(reached_s[number])]
+            for numbers in self.tasks.values()
+        ]
+        return np.array([np.fmin.reduce(own, initial=math.nan) for own in times_s])
 
     def mean_s(self, rule: str, tier: int) -> float:
         """Return the mean time to a target of those that reach it, s."""
-        return _mean(self.times_s(rule, tier))
+        times_s = self.times_s(rule, tier)
+        return math.nan if np.isnan(times_s).all() else float(np.nanmean(times_s))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, one object for each rule."""
@@ -199,41 +189,20 @@ class TargetComparison:
         return (equal - self.mean_s(rule, 0)) / (equal - best) if best < equal else math.nan
 
 
-def _times_s(
-    outcome: PoolOutcome, tasks: Mapping[str, tuple[int, ...]], arrives_s: Sequence[float], tier: int
-) -> NDArray[np.float64]:
-    times = []
-    for numbers in tasks.values():
-        reached = [
-            outcome.reached_s[number][tier] - arrives_s[number]
-            for number in numbers
-            if tier < len(outcome.reached_s[number]) and not math.isnan(outcome.reached_s[number][tier])
-        ]
-        times.append(min(reached, default=math.nan))
-    return np.array(times)
-
-
-def _mean(times_s: NDArray[np.float64]) -> float:
-    return math.nan if np.isnan(times_s).all() else float(np.nanmean(times_s))
-
-
 def compare_target_rules(
     trials: Sequence[SimulatedTrial],
     devices: Sequence[Device],
     profiles: PairProfiles,
     *,
     rules: Mapping[str, Decide],
-    costs: PoolCosts | None = None,
-    seed: int = 0,
-    forecast: Forecast | None = None,
-    known_speeds: Sequence[SharedSpeed] = (),
     progress: Callable[[str], None] = lambda _: None,
+    **about: Any,
 ) -> TargetComparison:
     """Simulate tasks with targets under several rules.
 
     Parameters
     ----------
-    trials, devices, profiles, costs, seed, forecast, known_speeds
+    trials, devices, profiles, **about
         As of :class:`~helios.training.simulator.SimulatedPool`. The trials of one ``sweep`` are one task.
     rules : mapping of str to Decide
         Rules to compare beside equal share, first come first served, the shortest need first, growth efficiency and an
@@ -245,22 +214,16 @@ def compare_target_rules(
     for number, trial in enumerate(trials):
         key = trial.sweep or str(number)
         tasks[key] = (*tasks.get(key, ()), number)
-    arrives_s = tuple(trial.arrives_s for trial in trials)
-
-    def outcome(name: str, decide: Decide) -> PoolOutcome:
-        progress(name)
-        return SimulatedPool(
-            trials, devices, profiles, costs=costs, seed=seed, forecast=forecast, known_speeds=known_speeds
-        ).run(decide)
-
-    outcomes = {EQUAL: outcome(EQUAL, _all_at_once), FIRST_COME: outcome(FIRST_COME, _first_come)}
-    outcomes |= {SHORTEST: outcome(SHORTEST, shortest_need), GROWTH: outcome(GROWTH, growth_efficiency)}
-    outcomes |= {name: outcome(name, decide) for name, decide in rules.items()}
-    plans = dict(outcomes)
+    first_come = share_fixed(max((device.places for device in devices), default=1))
+    compared = {EQUAL: share_fixed(ALL), FIRST_COME: first_come, SHORTEST: shortest_need, GROWTH: growth_efficiency}
     strict = Targets(TargetOptions(floor=0.02, between=0.0)).decide
-    for name, decide in {**rules, "nearest": strict, SHORTEST: shortest_need}.items():
-        plans[f"{name}, knowing"] = outcome(f"{name}, knowing", needs_known(decide, trials, profiles))
-    best = min(plans, key=lambda name: _mean(_times_s(plans[name], tasks, arrives_s, 0)))
-    return TargetComparison(
-        outcomes=outcomes | {ORACLE: plans[best]}, tasks=tasks, arrives_s=arrives_s, oracle_plan=best
-    )
+    knowing = {
+        f"{name}, knowing": needs_known(decide, trials, profiles)
+        for name, decide in {**rules, "nearest": strict, SHORTEST: shortest_need}.items()
+    }
+    plans = simulate_rules({**compared, **rules, **knowing}, trials, devices, profiles, progress=progress, **about)
+    arrives_s = tuple(trial.arrives_s for trial in trials)
+    found = TargetComparison(outcomes=plans, tasks=tasks, arrives_s=arrives_s, oracle_plan="")
+    best = min(plans, key=lambda name: found.mean_s(name, 0))
+    outcomes = {name: plans[name] for name in (*compared, *rules)} | {ORACLE: plans[best]}
+    return replace(found, outcomes=outcomes, oracle_plan=best)

@@ -11,11 +11,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.tables import plain_table
+from helios.targets import TIERS
 from helios.training.model import Device
 from helios.training.report import memory_in_words, shorten
 from helios.training.sharing_rules import PoolComparison
 from helios.training.simulator import PoolOutcome
-from helios.training.target_rules import EQUAL, FIRST_COME, GROWTH, ORACLE, SHORTEST, TIERS, TargetComparison
+from helios.training.target_rules import EQUAL, FIRST_COME, GROWTH, ORACLE, SHORTEST, TargetComparison
 from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0

@@ -191,10 +191,9 @@ def _call(command: Sequence[str], place: Path, cwd: Path) -> str:
     }
     words = ["timeout", "--kill-after=5", f"{COMMAND_S:g}", *command]  # which ends what it started, too
     with place.with_name(LOG).open("ab") as log, (place / FILE).open("rb") as content:
-        status = subprocess.run(
-            words, cwd=cwd, env=os.environ | own, stdin=content, stdout=log, stderr=log, check=False
-        ).returncode
-    return {0: "", 124: f"was ended after {COMMAND_S:g} s"}.get(status, f"ended with status {status}")
+        done = subprocess.run(words, cwd=cwd, env=os.environ | own, stdin=content, stdout=log, stderr=log, check=False)
+    status = f"ended with status {done.returncode}"
+    return {0: "", 124: f"was ended after {COMMAND_S:g} s"}.get(done.returncode, status)
 
 
 def find_checkpoint(folder: Path, name: str | None = None) -> Path | None:
@@ -203,10 +202,8 @@ def find_checkpoint(folder: Path, name: str | None = None) -> Path | None:
     It is the one with the name, else the one that the program calls its latest, else the newest. One that is a link
     must be of the folder, too. One of the name of our own file cannot be delivered beside it.
     """
-    named = [
-        name,
-        *(line.decode("utf-8", "replace").strip() for line in read_end(folder / "latest", owner=os.geteuid())),
-    ]
+    latest = read_end(folder / "latest", owner=os.geteuid())
+    named = [name, *(line.decode("utf-8", "replace").strip() for line in latest)]
     with suppress(OSError, ValueError):
         newest = sorted(folder.glob("[!.]*"), key=lambda path: path.lstat().st_mtime, reverse=True)
         for path in [*(folder / each for each in named if each), *newest]:

@@ -392,15 +392,13 @@ def _target(
         raise _Refused(reason.message.rstrip("."), "target", "deadline", hint=reason.hint) from reason
     assert target is not None
     metric, maximize = next(iter(objectives.items()), (target.metric, target.maximize))
+    hint = "A target is of the first metric of [search], and in its direction."
     if target.metric != metric:
-        hint = f"Did you mean {metric!r}? A target is of the first metric of [search]."
-        raise _Refused(
-            f"the target is of {target.metric!r}, and trials are compared by {metric!r}", "target", hint=hint
-        )
+        about = f"the target is of {target.metric!r}, and trials are compared by {metric!r}"
+        raise _Refused(about, "target", hint=hint)
     if target.maximize != maximize:
-        way = name_directions(objectives)[0]
-        hint = "Change the target, or the direction of [search]."
-        raise _Refused(f"the target {target} contradicts [search], which is to {way} it", "target", hint=hint)
+        about = f"the target {target} contradicts [search], which is to {name_directions(objectives)[0]} it"
+        raise _Refused(about, "target", hint=hint)
     return target, tuple(on_target)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from helios.targets import Target
+from helios.targets import TIERS, Target
 from helios.training.model import TrialState
 from helios.training.pool.deliverables import Deliverables
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from helios.training.pool.reports import Report
     from helios.training.pool.trials import SweepTrials
 
-TIERS = ("first", "second")
 SILENT_REPORTS = 20
 """Reports with other metrics alone, after which a target's metric counts as one that is not reported."""
 LONGEST_PROBLEM = 500
@@ -127,11 +126,9 @@ class SweepTarget:
                 self._look_at_first(attempt, value)
             if attempt.trial.target is not self.target:
                 attempt.trial = replace(attempt.trial, target=self.target)
-            if self._is_new(value):
-                seconds = self._seconds(attempt, report, at_s)
-                is_own = attempt.read_s is not None  # else it is of an earlier attempt
-                attempts = attempt.trial.attempts if is_own else None
-                about = {"step": report.step, "seconds": seconds, "attempt": attempts}
+            if self.target is not None and self._new_tiers(value):
+                own = None if attempt.read_s is None else attempt.trial.attempts  # None: of an earlier attempt
+                about = {"step": report.step, "seconds": self._seconds(attempt, report, at_s), "attempt": own}
                 self._reach(number, value, time_s=round(at_s, 3), **about)
         self.deliverables.confirm(attempt, report)
 
@@ -172,21 +169,18 @@ class SweepTarget:
             self._trials.replace(replace(trial, **known))
         self._trials.changed = True
 
-    def _is_new(self, value: float) -> bool:
-        """Return whether a value reaches a target that counts and was not reached before."""
-        target, known = self.target, self._trials.state.reached
-        return target is not None and any(
-            tier not in known and target.is_reached(tier, value) for tier in range(len(target.values))
-        )
+    def _new_tiers(self, value: float | None) -> list[int]:
+        """Return the tiers that a value reaches, and none has before."""
+        assert self._target is not None
+        left = range(self.count_reached, len(self._target.values))
+        return [tier for tier in left if self._target.is_reached(tier, value)]
 
     def _reach(self, number: int, value: float | None, **about: Any) -> None:
         """Record the targets that a value of a trial reaches, unless another one was first."""
         target, state = self._target, self._trials.state
         assert target is not None
-        for tier, goal in enumerate(target.values):
-            if tier in state.reached or not target.is_reached(tier, value):
-                continue
-            own = self._trials.identify(number)
+        for tier in self._new_tiers(value):
+            own, goal = self._trials.identify(number), target.values[tier]
             known = {"metric": target.metric, "goal": goal, "value": value, **about}
             if not state.record_target(own["number"], tier, **known):
                 continue

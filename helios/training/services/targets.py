@@ -75,12 +75,10 @@ class TargetOptions(PackingOptions):
 
     def __post_init__(self) -> None:
         PackingOptions.__post_init__(self)
-        for valid, message in (
-            (0 < self.floor <= 1, "floor must be above 0 and at most 1"),
-            (0 <= self.between <= 1, "between must lie between 0 and 1"),
-        ):
-            if not valid:
-                raise ValueError(message)
+        if not 0 < self.floor <= 1:
+            raise ValueError("floor must be above 0 and at most 1")
+        if not 0 <= self.between <= 1:
+            raise ValueError("between must lie between 0 and 1")
 
 
 class Targets:
@@ -129,8 +127,8 @@ class Targets:
         packing would not start the waiting one instead: they would be started again, and paused again.
         """
         waiting = [t for t in snapshot.trials if t.state in {TrialState.WAITING, TrialState.PAUSED}]
-        running = [lead for lead, *fused in by_process(snapshot.trials) if not fused and len(lead.devices) == 1]
-        running = [trial for trial in running if trial.target is not None]
+        leads = [lead for lead, *fused in by_process(snapshot.trials) if not fused and len(lead.devices) == 1]
+        running = [trial for trial in leads if trial.target is not None]
         if not waiting or not running:
             return []
         first = max(waiting, key=lambda trial: (claims[trial.number].weight, -trial.number))
@@ -185,20 +183,14 @@ class Targets:
             if by_turns > together * (1 + self.options.worth * (1 if None in before else -1)):
                 shares = [round(max(LEAST_SHARE, part / sum(parts)), 4) for part in parts]
                 reasons = [claims[process[0].number].reason for process in there]
-        if all(_is_near(share, old) for share, old in zip(shares, before, strict=True)):
-            return []
+        pairs = zip(shares, before, strict=True)
+        if all(abs((share or 0.0) - (old or 0.0)) <= CHANGE * (old or 0.0) for share, old in pairs):
+            return []  # all are about what they were, or there is none as before
         return [
             ShareTrial(number=process[0].number, share=share, reason=reason)
             for process, share, old, reason in zip(there, shares, before, reasons, strict=True)
             if share != old
         ]
-
-
-def _is_near(share: float | None, before: float | None) -> bool:
-    """Return whether a share is about what it was."""
-    if share is None or before is None:
-        return share is before
-    return abs(share - before) <= CHANGE * before
 
 
 def _worth_together(
