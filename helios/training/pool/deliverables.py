@@ -107,7 +107,9 @@ class Deliverables:
 
         def work() -> None:
             try:
-                if not place.exists():  # else a pool that was killed has published it
+                if place.exists():  # a pool that was killed has published it
+                    _check_same(place, about)
+                else:
                     _publish(place, checkpoint, about, root=checkpoints.resolve(), run=trials.state.run)
                 future.set_result(_call(trials.sweep.on_target, place, trials.sweep.cwd))
             except Exception as reason:  # whatever it is, the pool goes on
@@ -121,9 +123,8 @@ class Deliverables:
         self._job, place = None, self._trials.source.folder / FOLDERS[tier]
         if (reason := future.exception()) is not None:
             self._next_s = steady_s() + RETRY_S
-            what = (
-                f"The command on_target was not called for {place}" if place.exists() else f"{place} is not written yet"
-            )
+            is_written = place.exists() and not isinstance(reason, FileExistsError)
+            what = f"The command on_target was not called for {place}" if is_written else f"{place} is not written yet"
             again = "it is tried again, also by the next helios pool run"
             self._notes.note(f"{what}: {reason}; {again}", key=f"problem of {place}")
             return
@@ -162,6 +163,21 @@ def _publish(place: Path, checkpoint: Path | None, about: Mapping[str, Any], *, 
         fsync_directory(place.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_same(place: Path, about: Mapping[str, Any]) -> None:
+    """Check that a folder that is there is of what was reached now.
+
+    Raises
+    ------
+    FileExistsError
+        It is of an earlier pool in this folder, or somebody's own.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        there = json.loads((place / FILE).read_bytes())
+        if all(there.get(key) == about[key] for key in ("trial", "tier", "value", "time_s")):
+            return
+    raise FileExistsError("there is another folder of this name, which must be moved away")
 
 
 def _call(command: Sequence[str], place: Path, cwd: Path) -> str:

@@ -231,6 +231,13 @@ def test_a_command_that_cannot_be_called_is_no_unwritten_folder(tmp_path: Path) 
     assert "The command on_target was not called for" in said and "is not written yet" not in said
 
 
+def test_a_folder_that_was_there_is_not_told_as_delivered(tmp_path: Path) -> None:
+    (tmp_path / "pool" / "deliverable").mkdir(parents=True)
+    end, _ = run(a_target_sweep(tmp_path, a_program(0.95), "acc>=0.9"))
+    assert lines(tmp_path, "delivered") == []
+    assert any("there is another folder of this name, which must be moved away" in note for note in end.notes)
+
+
 HOOK = (
     "import json, os, sys\n"
     "given = {name: os.environ[name] for name in os.environ if name.startswith('HELIOS_TARGET_')}\n"
