@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have whatever the tests start end with them, also when they are interrupted or killed, and count CPU time."""
+    """Have whatever the tests start end with them, also when they are interrupted or killed, and count CPU time.
+
+    Programs that tests interrupt must hear it, also where a shell has started the tests in its background.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     REAPER.start()
     config.pluginmanager.import_plugin("tests.cpu_times")
 

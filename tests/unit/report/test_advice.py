@@ -174,8 +174,11 @@ def test_a_file_of_something_else_is_refused_with_the_command(tmp_path: Path) ->
 
 
 def test_a_user_sees_own_jobs_and_the_most_hours_come_first() -> None:
-    sweep = alike(6, user="alice", name="sweep", time_limit_s=float("nan"), submitted_at="2020-01-02T00:00:00Z")
-    jobs = jobs_frame(*alike(30, user="bob"), *alike(40, user="bob", gpus=8), *alike(25, user="alice"), *sweep)
+    others = [*alike(30, user="bob"), *alike(40, user="bob", gpus=8), *alike(25, user="alice")]
+    # Jobs are the later the more of them other tests have made.
+    at = others[-1]["submitted_at"] + pd.Timedelta(days=1)
+    sweep = alike(6, user="alice", name="sweep", time_limit_s=float("nan"), submitted_at=at)
+    jobs = jobs_frame(*others, *sweep)
     history = LoadedHistory(cluster="venus", jobs=jobs, timezone="UTC")
     alice = advise_on(history, users=("alice",), used=used(30, used_memory_mib=10 * 1024.0))
     assert {one.user for one in alice.advice} == {"alice"}
