@@ -162,7 +162,10 @@ class JobController(Controller[ControllerState]):
         return Yields(self.site.cluster, self.settings.control, self.yield_store(warehouse), acts=acts)
 
     def yield_store(self, warehouse: Warehouse | HeliosError) -> YieldStore:
-        """Return the store of requests to yield, which raises where there is no warehouse."""
+        """Return the store of requests to yield.
+
+        It raises where there is no warehouse.
+        """
 
         def load() -> str:
             if isinstance(warehouse, HeliosError):

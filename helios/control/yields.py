@@ -1,4 +1,4 @@
-"""Running jobs that yield their GPUs to a job that waits for its first target.
+"""Running jobs that yield their GPUs to jobs before their first targets.
 
 It takes several cycles: ask for a checkpoint by the signal that the owner named, wait until the program confirms one,
 requeue, and see that it happened. What was asked is stored before it is done. A request that the next cycle does not
@@ -307,7 +307,7 @@ class Yields:
     def _read_again(
         self, cycle: Cycle, active: ActiveService, job_id: str, for_job: str, *, asked: YieldRecord | None = None
     ) -> TargetJob | str:
-        """Return a job as it is now, or why nothing may be done with it."""
+        """Return a job as it is now, or why it must be left."""
         cycle.check_may_write()
         if self.cluster is None or cycle.snapshot is None:
             return CANNOT
@@ -365,7 +365,7 @@ class Yields:
         self.store.write(self._records, now_s=now_s)
 
     def _tell(self, cycle: Cycle, active: ActiveService, proposal: Yield, why: str) -> None:
-        """Log a refusal, or in shadow what would be done, where it is new."""
+        """Log a new refusal, or in shadow what would be done."""
         result = Result.REFUSED if why else Result.WOULD
         cycle.audit.count(active.name, result)
         if cycle.audit.is_news(active.name, f"{Yield.__name__} {proposal.job_id} {why}"):
@@ -500,7 +500,7 @@ def why_no_use(snapshot: Snapshot, job: TargetJob, other: TargetJob | None, *, b
 def describe_target(
     snapshot: Snapshot, job_id: str, records: Sequence[YieldRecord], settings: Control
 ) -> tuple[str, ...]:
-    """Return where a job stands with its target, and what became of requests to yield."""
+    """Return where a job stands, and what became of requests to yield."""
     if (job := _found(snapshot, job_id)) is None:
         return ()
     if job.note is None:

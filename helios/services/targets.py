@@ -1,4 +1,4 @@
-"""Order of Slurm jobs that have targets, and which of them yield their GPUs.
+"""Order of Slurm jobs with targets, and which of them yield.
 
 A job opts in by its comment (:mod:`helios.model.targets`). No job is put ahead of its own place, so that a job which
 has not opted in is never put back. Among jobs that have, those before their first target come before those past it.

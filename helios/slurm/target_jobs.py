@@ -1,4 +1,4 @@
-"""Jobs whose comments name a target, and the two requests of such a running job.
+"""Jobs whose comments name a target, and two requests of running ones.
 
 They go through Slurm's commands with either backend: pyslurm cannot requeue only what has not ended. A plain ``scontrol
 requeue`` starts a job again that has just ended; ``requeue Incomplete`` leaves it, and says nothing (22.05.8).

@@ -144,7 +144,7 @@ class TrialModel:
         return [run for run in last.values() if run.curve]
 
     def _earlier(self, program: str, metric: str, runs: Sequence[TrialRun]) -> EarlierCurves:
-        """Return the earlier curves of a metric, with those of the pool that have ended.
+        """Return earlier curves of a metric, with ended ones of the pool.
 
         They change when these are a fifth more, since all forecasts change with them.
         """

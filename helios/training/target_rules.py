@@ -55,12 +55,12 @@ def needs_known(decide: Decide, trials: Sequence[SimulatedTrial], profiles: Pair
         left = part * (trials[trial.number].seconds * speeds[trial.number])
         return StepsToTarget(p10=left, p50=left, p90=left, reached=float(is_reached))
 
-    def told(trial: Trial) -> Trial:
+    def with_needs(trial: Trial) -> Trial:
         steps_per_s = speeds[trial.number]
         known = replace(trial.forecast, first=need(trial, 0), second=need(trial, 1), steps_per_s=steps_per_s)
         return replace(trial, forecast=known)
 
-    return lambda snapshot: decide(replace(snapshot, trials=tuple(map(told, snapshot.trials))))
+    return lambda snapshot: decide(replace(snapshot, trials=tuple(map(with_needs, snapshot.trials))))
 
 
 def shortest_need(snapshot: PoolSnapshot) -> list[PoolAction]:

@@ -97,8 +97,7 @@ class SweepTarget:
             value = record.metrics.get(self._target.metric)
             if record.state is TrialState.FINISHED and value is not None and not self._problem:
                 if not self._trials.state.reached and _contradicts_name(self._target):
-                    less = "<=" if self._target.maximize else ">="
-                    self._change(f"its direction is not that of a {self._target.metric}, so that {less} may be meant")
+                    self._reverse(f"its direction is not that of a {self._target.metric}")
                     return
                 unknown = dict.fromkeys(("step", "seconds", "time_s", "attempt"))
                 self._reach(record.number, value, **unknown)
@@ -149,10 +148,14 @@ class SweepTarget:
             return
         told = f"the first {target.metric} of trial {attempt.trial.label} is {value:g}"
         if looks_reversed(target, value):
-            less = "<=" if target.maximize else ">="
-            self._change(f"{told}, so that {less} may be meant")
+            self._reverse(told)
         else:
             self._notes.note(f"The target {target} is passed at the start, since {told}: a harder one may be meant")
+
+    def _reverse(self, why: str) -> None:
+        """Take the target from trials, since the other direction may be meant."""
+        assert self._target is not None
+        self._change(f"{why}, so that {'<=' if self._target.maximize else '>='} may be meant")
 
     def _change(self, problem: str) -> None:
         """Give trials the target or take it from them, and say why."""

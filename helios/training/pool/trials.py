@@ -269,10 +269,11 @@ class SweepTrials:
         """Show those who ask why no trial is started."""
         held = steady_s() < self.hold_until_s or self.state.problem
         hold = self._attempts.stop_reason or (self._hold if held else "")
-        if (hold, self.goal.outlook) != self._shown:
-            self._shown = hold, self.goal.outlook
+        outlook = self.goal.outlook
+        if (hold, outlook) != self._shown:
+            self._shown = hold, outlook
             with suppress(OSError):  # a full disk on which also what has its place cannot be written
-                self.state.show(hold, target=self.goal.outlook)
+                self.state.show(hold, target=outlook)
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
