@@ -85,7 +85,7 @@ def main() -> None:
     profiles = read_profiles(chosen.profiles)
     first, _, last = chosen.workloads.partition("-")
     published = pd.read_csv(chosen.profiles / "published_jct.csv")
-    print("rule       load   workload   mean s  against     p99  longest restarts cpu s")
+    print("rule           load   workload   mean s  against     p99  longest restarts cpu s")
     for rule in chosen.rules.split(","):
         for load in map(float, chosen.loads.split(",")):
             folder = chosen.profiles / ("workloads" if load == 1 else f"workloads-{load}")
@@ -101,11 +101,11 @@ def main() -> None:
                 (row,) = published.query(f"load == {load} and workload == {name!r} and policy == {policy!r}").index
                 ratios.append(mean / float(published["mean_jct_s"][row]))
                 print(
-                    f"{rule:10} {load:4} {name:>10} {mean:8,.0f} {ratios[-1] - 1:+8.2%} {high:7,.0f} {longest:8,.0f} "
+                    f"{rule:14} {load:4} {name:>10} {mean:8,.0f} {ratios[-1] - 1:+8.2%} {high:7,.0f} {longest:8,.0f} "
                     f"{restarts:8.1f} {spent:5.1f}",
                     flush=True,
                 )
-            print(f"{rule:10} {load:4} {'mean':>10} {'':8} {np.mean(ratios) - 1:+8.2%}")
+            print(f"{rule:14} {load:4} {'mean':>10} {'':8} {np.mean(ratios) - 1:+8.2%}")
 
 
 if __name__ == "__main__":
