@@ -2,8 +2,8 @@
 
 Each action has a reason for a person. It states what is wanted, not how. :mod:`helios.slurm` translates an order to
 SiteFactor, a soft limit to TimeMin and sleep to node states; the simulator translates them to arrays. Helios never sets
-Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains a node or powers one down that is
-not idle.
+Priority, Nice or TimeLimit, never cancels or holds a job, requeues none but one whose owner opted in to yield, and
+never drains a node or powers one down that is not idle.
 """
 
 from __future__ import annotations
@@ -86,11 +86,14 @@ class Reorder:
         that is not named, at urgency 0.
     reason : str
         Why, for a person.
+    partial : bool
+        Whether jobs that are not named are left as they are, instead of being neutral.
     """
 
     partition: str
     order: tuple[Place, ...]
     reason: str
+    partial: bool = False
 
     def __post_init__(self) -> None:
         urgencies = [place.urgency for place in self.order]
@@ -137,6 +140,7 @@ class Ranking(Reorder):
     ) -> None:
         set_field = object.__setattr__
         set_field(self, "partition", partition)
+        set_field(self, "partial", False)
         set_field(self, "snapshot", snapshot)
         set_field(self, "rows", rows)
         set_field(self, "urgency", urgency)
@@ -218,7 +222,31 @@ class Revert:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """Have a running job yield its GPUs to another one.
+
+    It is asked for a checkpoint by the signal that its owner named, and requeued once that is confirmed. Control
+    carries it on over cycles, and drops it where anything speaks against it (:mod:`helios.control.yields`). Of several
+    for one waiting job the first that is allowed counts.
+
+    Attributes
+    ----------
+    job_id : str
+        The running job.
+    for_job : str
+        The job that waits for a first target.
+    reason : str
+        Why, for a person. It does not name the other job.
+    """
+
+    job_id: str
+    for_job: str
+    reason: str
+
+
 JobAction = Reorder | SoftLimit | Revert
+"""Actions on pending jobs, which are desired state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +366,7 @@ class RevertNodes:
 
 
 NodeAction = PowerDown | PowerUp | KeepAwake | RevertNodes
-Action = JobAction | NodeAction
+Action = JobAction | Yield | NodeAction
 """Any action. A service acts on jobs or on nodes; each kind has its own cluster interface."""
 
 

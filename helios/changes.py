@@ -29,6 +29,7 @@ from helios.actions import (
     Revert,
     RevertNodes,
     SoftLimit,
+    Yield,
 )
 
 Setting = JobSetting | NodeSetting
@@ -326,15 +327,18 @@ class RequestedChanges(Generic[Desired]):
     kinds : frozenset of str
         Names of the actions' classes, including actions without a target.
     partitions : frozenset of str
-        Partitions with an order. A job there that is not in the order is neutral.
+        Partitions with an order that is not partial. A job there that is not in the order is neutral.
     reverts : frozenset of Key
         The service's own changes on nodes that are to be reverted.
+    yields : tuple of Yield
+        Running jobs that are to yield, those to be asked first in front.
     """
 
     changes: tuple[Change[Desired], ...]
     kinds: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
     reverts: frozenset[Key] = frozenset()
+    yields: tuple[Yield, ...] = ()
 
 
 def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
@@ -371,9 +375,9 @@ def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
                     action=SoftLimit.__name__,
                 )
             )
-        elif not isinstance(action, Revert):
+        elif not isinstance(action, Revert | Yield):
             raise TypeError(
-                f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Revert"
+                f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit, Revert and Yield"
             )
     reverted = [(action.setting, action.job_ids) for action in actions if isinstance(action, Revert)]
     return RequestedChanges(
@@ -386,7 +390,10 @@ def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
             )
         ),
         kinds=frozenset(type(action).__name__ for action in actions),
-        partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
+        partitions=frozenset(
+            action.partition for action in actions if isinstance(action, Reorder) and not action.partial
+        ),
+        yields=tuple(action for action in actions if isinstance(action, Yield)),
     )
 
 

@@ -200,6 +200,14 @@ class Control(_Section):
     """How long an open breaker suspends Helios, s"""
     failures_to_suspend: int = Field(default=3, ge=1)
     """Cycles in a row in which a service fails before it is suspended"""
+    yield_least_run_s: int = Field(default=1800, ge=1)
+    """Least time that a job has run since its last start before it may be asked to yield, s"""
+    yield_checkpoint_s: int = Field(default=600, ge=1)
+    """How long a job that was asked to yield has to confirm a checkpoint, s; then it is left alone for an hour"""
+    yield_most_per_hour: int = Field(default=2, ge=0)
+    """Most jobs of the cluster that are asked to yield in an hour"""
+    yield_most_per_job: int = Field(default=2, ge=0)
+    """Most times that one job is requeued to yield"""
 
 
 class HistorySettings(_Section):

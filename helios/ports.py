@@ -14,6 +14,7 @@ from helios.actions import Action, NodeOutcome, Outcome
 from helios.changes import Change
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Sizes, Snapshot
+from helios.model.targets import TargetJob
 
 HORIZON_S = 8 * 3600.0
 """Longest run time that counts in ``RunTime.truncated_mean``, s."""
@@ -146,6 +147,40 @@ class Cluster(Protocol):
         ------
         ClusterUnavailable
             It cannot be reached; nothing was written.
+        """
+        ...
+
+
+@runtime_checkable
+class YieldCluster(Protocol):
+    """Cluster whose running jobs can be asked for a checkpoint and requeued.
+
+    A :class:`Cluster` that lacks this has no jobs that yield.
+    """
+
+    def read_target(self, job_id: str) -> TargetJob | None:
+        """Return a job with a target as it is now.
+
+        None where there is no such job.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It cannot be reached.
+        """
+        ...
+
+    def ask_for_checkpoint(self, job: TargetJob) -> str:
+        """Send the signal that the job's owner named.
+
+        Returns the cluster's complaint, empty where it accepted.
+        """
+        ...
+
+    def requeue_job(self, job: TargetJob) -> str:
+        """Requeue a job, unless it has ended.
+
+        Returns the cluster's complaint, empty where it accepted. That it accepted does not say that it happened.
         """
         ...
 

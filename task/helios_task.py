@@ -16,15 +16,21 @@ A pool sets these variables of the environment:
     Number of the trial.
 ``HELIOS_PARAMETERS``
     Parameters of the trial, a JSON object.
+
+Outside of a pool, in a Slurm job whose comment names a target (``--comment=helios:target=val_acc>=0.90;yield=USR2``),
+reports keep that comment up to date with where the program stands.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,6 +63,15 @@ REQUESTS = ("pause", "checkpoint", "stop")
 LONGEST_REQUEST = 1 << 16
 """Bytes of the file that are read."""
 
+COMMENT_EVERY_S = 60.0
+"""Between two changes of a Slurm job's comment, s, unless a target is reached or a checkpoint saved."""
+SLURM_WAITS_S = 10.0
+"""Longest wait for a command of Slurm, s."""
+MOST_FAILURES = 3
+"""Failed changes of a comment after which none is tried any more."""
+_TARGET = re.compile(r"helios:target=(?P<metric>[\w./-]+)(?P<sign>>=|<=)(?P<values>[^;\s]*)(?P<rest>\S*)")
+_PROGRESS = re.compile(r";(?:at|step|checkpoint)=[^;\s]*")
+
 OWN_KEYS = ("answer", "time_s")
 """Keys of a report that are no parameters of :func:`report`, and no metrics."""
 
@@ -72,6 +87,12 @@ class _State:
         self.by_signal = False
         self.unwritten = False
         self.warned = False
+        self.checkpoint_by_signal = False
+        self.target: re.Match[str] | None = None
+        self.progress: dict[str, str] = {}
+        self.reached = 0
+        self.told_s = -math.inf
+        self.failures = 0
 
 
 _state = _State()
@@ -125,6 +146,7 @@ def report(
     if checkpoint is not None:
         fields["checkpoint"] = str(checkpoint)
     _write(fields)
+    _tell_slurm(fields)
     return Stop()
 
 
@@ -164,6 +186,63 @@ def _write(fields: dict[str, Any]) -> None:
             print(f"helios_task: reports cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
+def _tell_slurm(fields: dict[str, Any]) -> None:
+    """Say in the comment of a Slurm job with a target where it stands.
+
+    Only its owner and operators may change it, so that Helios knows whose word it is. It is read anew before it is
+    changed, as the owner may have changed it. A job without a target is looked at once.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    process = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    if not job or os.environ.get("HELIOS_REPORT") or process != "0" or _state.failures >= MOST_FAILURES:
+        return
+    due = "checkpoint" in fields or time.monotonic() - _state.told_s >= COMMENT_EVERY_S
+    if not _note_progress(fields) and not due:
+        return
+    try:
+        comment = _slurm("squeue", "--noheader", f"--jobs={job},{job}", "--format=%k")
+        _state.told_s, _state.target = time.monotonic(), _TARGET.search(comment)
+        if not (found := _state.target):
+            _state.failures = MOST_FAILURES
+            return
+        _note_progress(fields)
+        progress = ",".join(f"{name}={value}" for name, value in sorted(_state.progress.items()))
+        opt_in = comment[found.start() : found.start("rest")] + _PROGRESS.sub("", found["rest"])
+        if progress:
+            text = f"{comment[: found.start()]}{opt_in};{progress}{comment[found.end() :]}"
+            _slurm("scontrol", "update", f"jobid={job}", f"comment={text}")
+    except (OSError, subprocess.SubprocessError) as reason:
+        _state.failures += 1
+        if _state.failures == MOST_FAILURES:
+            print(f"helios_task: Slurm is not told any more: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
+
+
+def _note_progress(fields: dict[str, Any]) -> bool:
+    """Note what a report says of the target.
+
+    Returns whether it reaches one for the first time.
+    """
+    if "checkpoint" in fields:
+        _state.progress["checkpoint"] = str(int(time.time()))
+    value = fields.get(_state.target["metric"]) if _state.target else None
+    if _state.target is None or not isinstance(value, float) or not math.isfinite(value):
+        return False
+    _state.progress["at"] = f"{value:.6g}"
+    if "step" in fields:
+        _state.progress["step"] = str(fields["step"])
+    sign = 1 if _state.target["sign"] == ">=" else -1
+    with suppress(ValueError):  # a target that is no number is reported by Helios
+        reached = sum(sign * value >= sign * float(text) for text in _state.target["values"].split(","))
+        is_first, _state.reached = reached > _state.reached, max(reached, _state.reached)
+        return is_first
+    return False
+
+
+def _slurm(*words: str) -> str:
+    done = subprocess.run(words, check=True, capture_output=True, timeout=SLURM_WAITS_S)
+    return done.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
+
+
 def parameters(**defaults: Any) -> dict[str, Any]:
     """Return the parameters of the trial, over the given defaults."""
     given = json.loads(os.environ.get("HELIOS_PARAMETERS") or "{}")
@@ -185,7 +264,11 @@ def requested() -> str | None:
     Calls cost a look at one file, so once for each batch is cheap. What is returned is reported as answered: a trial
     that answered a pause and ends with code 0 counts as paused.
     """
-    return _read_request(*REQUESTS) or ("pause" if _state.by_signal else None)
+    request = _read_request(*REQUESTS) or ("pause" if _state.by_signal else None)
+    if request is None and _state.checkpoint_by_signal:
+        _state.checkpoint_by_signal = False
+        return "checkpoint"
+    return request
 
 
 def request_details() -> dict[str, Any]:
@@ -220,11 +303,18 @@ def _read_request(*heeded: str) -> str | None:
 
 
 def watch_signals() -> None:
-    """Have SIGUSR1 and SIGTERM request a pause.
+    """Have SIGUSR1 and SIGTERM request a pause, and SIGUSR2 a checkpoint.
 
-    Slurm sends the first before a time limit with ``#SBATCH --signal=USR1@120``. Call this in the main thread. Without
-    a pool it works as well.
+    Slurm sends the first before a time limit with ``#SBATCH --signal=USR1@120``; Helios sends the last before a job
+    yields to another one, where its comment has ``yield=USR2``. Call this in the main thread. Without a pool it works
+    as well.
     """
+
+    def ask_checkpoint(number: int, frame: Any) -> None:
+        del number, frame
+        _state.checkpoint_by_signal = True
+
+    signal.signal(signal.SIGUSR2, ask_checkpoint)
 
     def ask(number: int, frame: Any) -> None:
         del number, frame

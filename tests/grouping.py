@@ -45,8 +45,19 @@ GROUPS = {
 }
 """The group of a test by the beginning of its id; the first that fits. Groups start in this order."""
 WAITS = "tests/live/"
-LONG = (WAITS, "tests/story/")
-"""Modules below these folders start after ``GROUPS``, all others after them."""
+LONG = (
+    WAITS,
+    "tests/story/",
+    "tests/unit/app/test_nightly.py",
+    "tests/unit/training/fused/",
+    "tests/unit/training/pool/",
+    "tests/unit/training/services/",
+)
+"""Modules of these beginnings start after ``GROUPS``, all others after them.
+
+Those of training pools take up to two minutes each, and are nearly the last by their names: started last, one of them
+keeps a single worker busy at the end.
+"""
 ON_POSTGRES = re.compile(r"\[(.*-)?postgresql(-.*)?\]$")
 
 

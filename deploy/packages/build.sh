@@ -33,7 +33,7 @@ for library in llvmlite fontTools kiwisolver matplotlib contourpy; do
 done
 printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$release" >"$home/pyvenv.cfg"
 ln -s "/usr/bin/python$release" "$home/bin/python3"
-printf '#!%s/bin/python3\nimport sys\n\nfrom helios.cli.main import main\n\nsys.exit(main())\n' "$prefix" >"$home/bin/helios"
+printf '#!%s/bin/python3\nimport sys\n\nfrom helios.__main__ import main\n\nsys.exit(main())\n' "$prefix" >"$home/bin/helios"
 chmod 0755 "$home/bin/helios"
 
 helios() {

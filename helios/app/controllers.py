@@ -60,11 +60,13 @@ from helios.control import (
 )
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
-from helios.errors import HeliosError, MemoryDamaged
+from helios.control.yields import Yields, YieldStore, in_memory
+from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster
 from helios.model import APPLIED_NODE_CHANGES, CYCLES, PREDICTIONS, Mode, NodePower, NodeUse, Snapshot
 from helios.ports import NodeCluster
 from helios.report.nodes import PoolRule, SpareNodes
 from helios.services.registry import installed
+from helios.services.targets import TARGETS
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
 
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
 
 
 JOBS_MEMORY = "cycle"
+YIELDS_MEMORY = "yields"
 
 NODES_MEMORY = "nodes"
 NODES_RELEASED = "released_nodes"
@@ -99,6 +102,7 @@ class JobController(Controller[ControllerState]):
             url=settings.database.url, cluster=site.name, last_jobs=settings.history.jobs_for_predictions
         )
         self._predicted: pd.DataFrame | None = None
+        self._yields = in_memory()
         self._stored: dict[tuple[str, int], float] = {}
 
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
@@ -116,7 +120,8 @@ class JobController(Controller[ControllerState]):
         with self.begin_cycle() as (memory, warehouse, released):
             self._load_applied_changes(warehouse)
             self._predicted = None
-            domain, why = JobDomain(self.site.cluster, self.settings), "; ".join(released.values())
+            domain = JobDomain(self.site.cluster, self.settings, self._yields_of_cycle(warehouse))
+            why = "; ".join(released.values())
             report = self.run_cycle(domain, modes, ledger=self.ledger(warehouse), memory=memory, released=why)
             return self._store_cycle(warehouse, report, seconds=time.monotonic() - began, released=released)
 
@@ -142,13 +147,37 @@ class JobController(Controller[ControllerState]):
             snapshot=self.site.cluster.snapshot, applied=applied, tolerance=Tolerance.of(self.settings.slurm)
         )
         self._predicted = None
-        report: CycleReport = self.run_cycle(
-            JobDomain(simulated, self.settings),
-            modes,
-            ledger=ReadOnlyLedger(applied_changes),
-            memory=replace(memory, asked_at={}),
-        )
+        with open_controller_warehouse(self.settings.database.url) as warehouse_or_error:
+            report: CycleReport = self.run_cycle(
+                JobDomain(simulated, self.settings, self._yields_of_cycle(warehouse_or_error, acts=False)),
+                modes,
+                ledger=ReadOnlyLedger(applied_changes),
+                memory=replace(memory, asked_at={}),
+            )
         return report
+
+    def _yields_of_cycle(self, warehouse: Warehouse | HeliosError, *, acts: bool = True) -> Yields | None:
+        if TARGETS not in self.settings.services:
+            return None
+        return Yields(self.site.cluster, self.settings.control, self.yield_store(warehouse), acts=acts)
+
+    def yield_store(self, warehouse: Warehouse | HeliosError) -> YieldStore:
+        """Return the store of requests to yield, which raises where there is no warehouse."""
+
+        def load() -> str:
+            if isinstance(warehouse, HeliosError):
+                raise warehouse
+            with suppress(NoSuchCluster):
+                return warehouse.remembered(self.site.name, YIELDS_MEMORY) or ""
+            return ""
+
+        def save(text: str) -> None:
+            if isinstance(warehouse, HeliosError):
+                raise warehouse
+            warehouse.remember(self.site.name, YIELDS_MEMORY, text, at=self.clock())
+
+        self._yields.load, self._yields.save = load, save
+        return self._yields
 
     def summary(self) -> CycleSummary:
         """Run a cycle and summarise it for the daemon.
@@ -190,6 +219,8 @@ class JobController(Controller[ControllerState]):
             now = self.clock()
             ledger = self.ledger(warehouse)
             self._load_applied_changes(warehouse)
+            with suppress(HeliosError):
+                self.yield_store(warehouse).drop(reason, now=now)
             report = release(
                 cluster=self.site.cluster,
                 ledger=ledger,

@@ -30,6 +30,7 @@ from helios.choices import Domain
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
+from helios.control.yields import describe_target
 from helios.errors import HeliosError, UsageError
 from helios.model import (
     APPLIED_CHANGES,
@@ -175,12 +176,14 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
         remaining_s = _remaining(predicted, job)
         runs = _live_runs(warehouse, name, job, now=snapshot.taken_at)
+        yielded = cycles.yield_store(warehouse).read() if snapshot.targets else []
+        target = describe_target(snapshot, str(job["job_id"]), yielded, cycles.settings.control)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
             prediction = first_prediction(warehouse, name, job)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
-    return replace(found, remaining_s=remaining_s, start=start, runs=runs)
+    return replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target)
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:

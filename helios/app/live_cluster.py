@@ -21,6 +21,7 @@ from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, ConfigurationInvalid, FileUnreadable, HeliosError, UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.ports import Cluster, NodeCluster
+from helios.services.targets import TARGETS
 from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
@@ -156,7 +157,8 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
     """
     slurm = settings.slurm
     undo = JobsUndo(Path(settings.control.state_folder))
-    cluster, shell = open_cluster(slurm, undo=undo), connect(slurm.model_copy(update={"backend": "commands"})).shell
+    cluster = open_cluster(slurm, undo=undo, reads_targets=TARGETS in settings.services)
+    shell = connect(slurm.model_copy(update={"backend": "commands"})).shell
     applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
 
     def time_min(seconds: float) -> int:

@@ -112,11 +112,14 @@ class ControlDomain(Protocol):
     sticky : bool
         Whether a change stays until somebody undoes it, so that observations are recorded even where nothing is done.
         Otherwise it stays while a service asks for it.
+    finish : callable, optional
+        Does what takes more than one cycle, after the changes of all services. None where there is no such thing.
     """
 
     name: Domain
     table: FrameKind
     sticky: bool
+    finish: Finish | None
 
     def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
         """Observe the cluster, add predictions, and read the applied changes.
@@ -189,6 +192,10 @@ class ControlDomain(Protocol):
     def summarise(self, cycle: Cycle) -> Any:
         """Return the report of the cycle."""
         ...
+
+
+Finish = Callable[["Cycle", Sequence[ActiveService]], None]
+"""Function that does what takes more than one cycle."""
 
 
 class Suspended(Exception):
@@ -347,6 +354,10 @@ class Cycle:
             why = error.message
         if why:
             raise _Stopped(why)
+
+    def record_entries(self) -> bool:
+        """Write the audit entries so far, and return whether that succeeded."""
+        return self._write(None)
 
     def _lead_and_observe(self, expectation: Callable[[Snapshot], Snapshot]) -> Snapshot:
         """Take the lease, and return the snapshot that the domain observed."""
@@ -525,6 +536,8 @@ class Cycle:
                         rows[key] = before[key]
                     elif outcome.result in NOT_WRITTEN | SETTLED:
                         rows.pop(key, None)
+            if self.domain.finish is not None:
+                self.domain.finish(self, services)
         except _Stopped as stopped:
             self.audit.notes.append(f"acting was broken off: {stopped}")
         except HeliosError as error:

@@ -28,6 +28,7 @@ from helios.control.cycle import (
     ROUNDS,
     ActiveService,
     Cycle,
+    Finish,
     ReconcilePlan,
     ReleaseResult,
     Reversion,
@@ -51,6 +52,7 @@ from helios.control.observed import (
 )
 from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.report import HELIOS, AuditEntry, CycleReport
+from helios.control.yields import Yields
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Ledger
@@ -71,8 +73,10 @@ class JobDomain:
     sticky = False
     to_changes = staticmethod(to_job_changes)
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, yields: Yields | None = None) -> None:
         self.cluster, self.settings = cluster, settings
+        self.yields = yields
+        self.finish: Finish | None = None if yields is None else yields.advance
         self.tolerance = Tolerance.of(settings.slurm)
         self.jobs: dict[str, PendingJob] = {}
         self.disputed: frozenset[Key] = frozenset()
@@ -109,6 +113,8 @@ class JobDomain:
         again, the second time they are marked as overridden.
         """
         assert cycle.snapshot is not None
+        if self.yields is not None and conditions.released:
+            self.yields.stopped = True
         reasons = suspension_reasons(
             conditions,
             cycle.settings.control,
@@ -297,6 +303,8 @@ class JobDomain:
 
     def summarise(self, cycle: Cycle) -> CycleReport:
         """Return the report of the cycle."""
+        if self.yields is not None:
+            self.yields.settle(cycle)
         return CycleReport(
             taken_at=cycle.now if cycle.snapshot is None else cycle.snapshot.taken_at,
             acted=len(cycle.audit.changed),

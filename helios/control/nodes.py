@@ -37,6 +37,7 @@ from helios.control.cycle import (
     ROUNDS,
     ActiveService,
     Cycle,
+    Finish,
     ReconcilePlan,
     ReleaseResult,
     Reversion,
@@ -97,6 +98,7 @@ class NodeDomain:
     name = Domain.NODES
     table = APPLIED_NODE_CHANGES
     sticky = True
+    finish: Finish | None = None
     to_changes = staticmethod(to_node_changes)
 
     def __init__(self, cluster: NodeCluster, settings: Settings, memory: NodeControllerState) -> None:

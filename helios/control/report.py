@@ -171,11 +171,11 @@ class AuditLog:
         before = self._digests_before.get(service, frozenset())
         if not message and not before:
             return False
-        self.record_request(service)
+        known = self._digests.setdefault(service, set())
         if not message:
             return False
         digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()
-        self._digests[service].add(digest)
+        known.add(digest)
         return digest not in before
 
 

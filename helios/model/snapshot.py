@@ -15,6 +15,7 @@ from helios.errors import FrameInvalid
 from helios.model.frames import TIME, frame_kind
 from helios.model.job_sizes import largest_nodes
 from helios.model.nodes import NODE_STATES, NodeForecast, NodeUse, PowerSettings
+from helios.model.targets import TargetJob
 
 QUEUE = frame_kind(
     "queue",
@@ -91,6 +92,8 @@ class Snapshot:
     size_orders : bool
         Whether the last check of the order (:mod:`helios.app.own_order`) found that predictions are no better than
         the size of a job.
+    targets : tuple of TargetJob
+        Queued jobs whose comments name a target. Empty where no service asks for them.
     """
 
     taken_at: datetime
@@ -103,6 +106,7 @@ class Snapshot:
     forecast: NodeForecast | None = None
     longest_own_wait_s: float = math.nan
     size_orders: bool = False
+    targets: tuple[TargetJob, ...] = ()
 
     def __post_init__(self) -> None:
         QUEUE.check(self.pending)

@@ -129,8 +129,10 @@ class JobRuns:
             return
         total = self.total
         at_least = f", at least, since {self.unknown} of its runs are not known" if self.unknown else ""
+        run_s = total["run_time_s"]  # NaN of a job that was requeued a moment ago, and whose runs were not read yet
+        in_all = "for an unknown time" if np.isnan(run_s) else f"{duration_in_words(run_s)} in all"
         yield (
-            f"It was run {last + 1} times, {duration_in_words(total['run_time_s'])} in all: {_hours(total)}{at_least}. "
+            f"It was run {last + 1} times, {in_all}: {_hours(total)}{at_least}. "
             f"Lost to requeues: {_hours(total, 'lost_')}, in runs after which it began again."
         )
         for run in self.runs.to_dict("records"):
@@ -206,6 +208,8 @@ class JobExplanation:
         Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
         Remarks on the whole cluster, such as a pause, the mode of a service, or an old history.
+    target : tuple of str
+        Where it stands with its target, and what became of requests to yield.
     held_by : tuple of str
         Sentences on the other jobs of its partition while it waited, of a job that has started.
     runs : JobRuns, optional
@@ -243,6 +247,7 @@ class JobExplanation:
     would_stand: tuple[str, ...] = ()
     decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
     remarks: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
     held_by: tuple[str, ...] = ()
     runs: JobRuns | None = None
     replay: ReplayedWait | None = None
@@ -269,7 +274,8 @@ class JobExplanation:
             lines[place:place] = self.steps.lines()
         runs = self.runs.lines() if self.runs else ()
         replay = self.replay.lines() if self.replay else ()
-        return [line for line in (*lines, *self.held_by, *replay, *runs, *self._activity(), *self.remarks) if line]
+        more = (*self.held_by, *replay, *runs, *self.target, *self._activity(), *self.remarks)
+        return [line for line in (*lines, *more) if line]
 
     def parts(self) -> list[RenderableType]:
         """Return the sentences for a terminal, with the tables below the first."""
@@ -697,6 +703,8 @@ def _last_decision(entry: dict[Hashable, Any]) -> str:
     result, place = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
     activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
     description = activity.format(result=result, after=place).strip()
+    if entry["action"] == "Yield":
+        description = f"on its yield: {entry['outcome']}"
     who = f"{entry['service']} ({entry['mode']})" if entry["mode"] in set(Mode) else str(entry["service"])
     return (
         f"Last decision, {pd.Timestamp(entry['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {description}: {entry['reason']}"

@@ -377,6 +377,7 @@ class LazySnapshot(Snapshot):
             "use": None,
             "forecast": None,
             "size_orders": False,
+            "targets": (),
         }
         private = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
         for name, value in (fields | private).items():

@@ -17,6 +17,7 @@ from helios.slurm.jobs import SlurmCluster, now
 from helios.slurm.nodes import SlurmNodes
 from helios.slurm.power_config import PowerConfigReader, feature_racks
 from helios.slurm.shell import Shell
+from helios.slurm.target_jobs import TargetJobs
 from helios.slurm.undo_file import JobsUndo
 
 _NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
@@ -45,6 +46,7 @@ def open_cluster(
     settings: SlurmSettings,
     *,
     undo: JobsUndo | None = None,
+    reads_targets: bool = False,
     environment: Mapping[str, str] | None = None,
     clock: Callable[[], datetime] = now,
 ) -> SlurmCluster:
@@ -54,6 +56,8 @@ def open_cluster(
     ----------
     undo : JobsUndo, optional
         The record of what Helios writes; None for one in memory.
+    reads_targets : bool
+        Whether to read the comments of jobs, which say their targets.
     environment : mapping, optional
         The process environment; None for that of this process.
 
@@ -70,6 +74,7 @@ def open_cluster(
         writes_per_cycle=settings.writes_per_cycle,
         sprio=Sprio(shell=way.shell),
         undo=undo,
+        targets=TargetJobs(shell=way.shell) if reads_targets else None,
         clock=clock,
         notes=way.notes,
     )

@@ -32,9 +32,11 @@ from helios.changes import (
 )
 from helios.errors import AnswerNotUnderstood, HeliosError
 from helios.model import Mode, Snapshot
+from helios.model.targets import TargetJob
 from helios.slurm import parse, translate
 from helios.slurm.backend import Backend, JobUpdate, RawJob
 from helios.slurm.commands import SiteFactor
+from helios.slurm.target_jobs import TargetJobs, join_queue
 from helios.slurm.undo_file import JobsUndo, UndoEntry, UndoNotWritten
 
 _READY = ("Priority", "Resources")
@@ -215,6 +217,8 @@ class SlurmCluster:
         Returns the site factors that can be read, of the given jobs or without any of all.
     undo : JobsUndo, optional
         The record of what Helios writes; None for one in memory.
+    targets : TargetJobs, optional
+        Reads which jobs have targets; None where no service asks for it.
     notes : sequence of str
         Why this backend was chosen, for a person.
     """
@@ -228,10 +232,12 @@ class SlurmCluster:
         writes_per_cycle: int,
         sprio: Callable[[Sequence[str]], Mapping[str, SiteFactor]],
         undo: JobsUndo | None = None,
+        targets: TargetJobs | None = None,
         clock: Callable[[], datetime] = now,
         notes: Sequence[str] = (),
     ) -> None:
         self.backend = backend
+        self.targets = targets
         self.name = name
         self.notes = tuple(notes)
         self._most = site_factor_most
@@ -254,6 +260,7 @@ class SlurmCluster:
         self._undo.refresh()
         jobs = self.backend.queue()
         factors, nodes = self._factors_of(jobs), self.backend.nodes()
+        noted = self.targets.read() if self.targets else {}
         if self._release is None:
             self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
         return Snapshot(
@@ -264,7 +271,30 @@ class SlurmCluster:
             ),
             running=translate.running(jobs, release=self._release, undo=self._undo, nodes=nodes),
             nodes=translate.node_states(nodes),
+            targets=join_queue(noted, jobs, self._excluded(noted, jobs, factors)) if noted else (),
         )
+
+    def read_target(self, job_id: str) -> TargetJob | None:
+        """Return a job with a target as it is now.
+
+        None where there is no such job.
+
+        Raises
+        ------
+        ClusterUnavailable
+            The cluster cannot be reached.
+        """
+        noted = self.targets.read([job_id]) if self.targets else {}
+        jobs = self.backend.queue([job_id]) if noted else []
+        return next(iter(join_queue(noted, jobs, self._excluded(noted, jobs, {}))), None)
+
+    def ask_for_checkpoint(self, job: TargetJob) -> str:
+        """Send the signal that the job's owner named, and return Slurm's complaint."""
+        return self.targets.signal(job.job_id, job.note.signal) if self.targets and job.note else "it has no target"
+
+    def requeue_job(self, job: TargetJob) -> str:
+        """Requeue a job that has not ended, and return Slurm's complaint."""
+        return self.targets.requeue(job.job_id) if self.targets else "it has no target"
 
     def apply(self, changes: Sequence[Change[float]]) -> list[Outcome]:
         """Apply changes, read back, and return the outcome of each.
@@ -330,6 +360,15 @@ class SlurmCluster:
     def close(self) -> None:
         """Close the backend."""
         self.backend.close()
+
+    def _excluded(
+        self, noted: Mapping[str, TargetJob], jobs: Sequence[RawJob], factors: Mapping[str, SiteFactor]
+    ) -> dict[str, str]:
+        return {
+            job["job_id"]: translate.excluded_reason(job, factors.get(job["job_id"]), self._undo)
+            for job in jobs
+            if job["job_id"] in noted
+        }
 
     def _read_queue(self) -> QueueReading:
         configuration = self.backend.configuration()

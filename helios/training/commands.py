@@ -66,7 +66,7 @@ class ServiceOptions:
         str | None,
         Option(
             help="Service that decides what is started where. Default: that of the sweep file, else fixed slots "
-            "(whatif: packing)."
+            "(whatif: packing or targets)."
         ),
     ] = None
     settings: Annotated[
@@ -276,6 +276,7 @@ def best_(
     status = _status(pool)
     trials = status.best(count)
     found = {"metrics": [*status.objectives], "trials": [status.result_json(trial) for trial in trials]}
+    found |= {"target": status.target_json()}
     print_result(found, *best_lines(status, trials), as_json=as_json)
 
 
@@ -293,7 +294,7 @@ def show_(
     status = _status(pool, history_of=number)
     trial = status.trial(number)
     attempts, log = status.attempts(trial), status.log_end(trial)
-    found = {**status.result_json(trial), "runs": attempts, "log_end": log}
+    found = {**status.result_json(trial), "runs": attempts, "log_end": log, "target": status.target_json()}
     print_result(found, *show_lines(status, number, log, attempts), as_json=as_json)
 
 
@@ -369,7 +370,7 @@ def load_(
 @expand
 def whatif_(
     *,
-    sweep: Annotated[Path, Argument(help="The sweep file.")],
+    sweeps: Sweeps,
     gpus: Annotated[int | None, Option(min=1, max=256, help="GPUs of the pool. Default: those visible here.")] = None,
     memory: Memory = None,
     run_time: Annotated[
@@ -384,20 +385,32 @@ def whatif_(
         Option(help="Folder of an earlier pool that ran the same program. Repeatable. Default: sweep.pool, if there."),
     ] = None,
     service: ServiceOptions,
+    targets: Annotated[
+        bool, Option("--targets", help="Ask when each sweep reaches its targets. So do --target and --curves.")
+    ] = False,
+    target: Target = None,
+    curves: Annotated[
+        Path | None,
+        Option(
+            help="CSV with task (a sweep's name), step, value and perhaps seconds. Default: curves of earlier runs."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a sweep under several rules of sharing GPUs.
+    """Simulate sweeps in one pool under several rules of sharing GPUs.
 
     The rules are one trial on a GPU, fixed sharing of 2, 4 and 8, the service with the options that helios pool run
-    would use, and an oracle that knows all speeds. It runs nothing. What trials need is known from earlier pools, else
-    from the sweep file and the options. See docs/packing.md.
+    would use, and an oracle that knows all speeds. With --targets they are equal share, first come first served, the
+    shortest need first, growth efficiency, the service and an oracle. It runs nothing. What trials need is known from
+    earlier pools, else from the sweep files and the options. See docs/packing.md and docs/targets.md.
     """
+    from helios.training.target_tables import target_whatif_tables  # noqa: PLC0415 - no help needs it
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
 
     with progress_bars() as progress:
         found = pool_whatif(
-            sweep,
+            *sweeps,
             gpus=gpus,
             memory_mib=None if memory is None else _mib(memory),
             run_time_s=None if run_time is None else length(run_time).total_seconds(),
@@ -405,11 +418,15 @@ def whatif_(
             watts=None if watts is None else low_high("--watts", watts, example="60,300"),
             folders=pool or (),
             **service.arguments(),
+            targets=targets,
+            target=target,
+            curves=curves,
             database=_database(),
             progress=progress,
         )
+    tables = target_whatif_tables if targets or target or curves else pool_whatif_table
     print_notes(found.notes)
-    print_result(found.to_json(), pool_whatif_table(found), as_json=as_json)
+    print_result(found.to_json(), tables(found), as_json=as_json)
 
 
 def _database() -> str | None:

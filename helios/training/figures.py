@@ -79,6 +79,8 @@ class PlottedPool:
         Whether the axis of a parameter is logarithmic, where that is known.
     front : frozenset of int, optional
         Numbers of the best trials by several metrics. None where one metric says which is the best.
+    targets : tuple of float
+        Values of the metric that were to be reached.
     """
 
     metric: str
@@ -86,6 +88,7 @@ class PlottedPool:
     trials: Sequence[PlottedTrial]
     is_log: Mapping[str, bool] = field(default_factory=dict)
     front: frozenset[int] | None = None
+    targets: tuple[float, ...] = ()
 
     @property
     def best(self) -> frozenset[int]:
@@ -183,7 +186,10 @@ def curves_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
             points = [_spread(trial.curve, most) for trial in part]
             values = [[_drawable(point.value) for point in line] for line in points]
             axes.plot(_join([[point.step for point in line] for line in points]), _join(values), **style)
-        _metric_axis(axes, pool, [point.value for trial in trials for point in trial.curve])
+        drawn = [point.value for trial in trials for point in trial.curve]
+        _metric_axis(axes, pool, [*drawn, *pool.targets])
+        for goal in pool.targets:
+            axes.axhline(goal, color=PRUNED, linestyle="--", linewidth=0.8)
         axes.xaxis.set_major_locator(MaxNLocator(5 if narrow else 9, integer=True))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("step")

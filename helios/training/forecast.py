@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from helios.model.trial_runs import TrialRun
-from helios.training.learning_curve import expect_targets
+from helios.training.learning_curve import NO_CURVES, EarlierCurves, earlier_curves, expect_targets
 from helios.training.model import ONE_DEVICE, SharedSpeed, Trial, TrialForecast, count_fused, peak_hardly_exceeded
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class TrialModel:
         self._past = past
         self.speeds = measured_speeds(past)
         self._trees: dict[str, dict[str, _Trees]] = {}
+        self._curves: dict[tuple[str, str, int], EarlierCurves] = {}
 
     def __bool__(self) -> bool:
         """Whether any run is known."""
@@ -123,11 +124,13 @@ class TrialModel:
         """
         forecasts = self.forecasts([(program, trial.family, trial.parameters) for trial in trials], runs)
         own_seconds = {fact.number: fact.seconds for fact in trial_facts(runs)}
+        metric = next((trial.target.metric for trial in trials if trial.target is not None), "")
+        earlier = self._earlier(program, metric, runs) if metric else NO_CURVES
         for i, trial in enumerate(trials):
             if (seconds := own_seconds.get(trial.number)) is not None:
                 forecasts[i] = replace(forecasts[i], seconds_p50=seconds, seconds_p90=seconds)
             if trial.target is not None:
-                first, second = expect_targets(trial)
+                first, second = expect_targets(trial, earlier)
                 forecasts[i] = replace(forecasts[i], first=first, second=second)
         return forecasts
 
@@ -139,6 +142,17 @@ class TrialModel:
             if run.program == program and run.metric == metric
         }
         return [run for run in last.values() if run.curve]
+
+    def _earlier(self, program: str, metric: str, runs: Sequence[TrialRun]) -> EarlierCurves:
+        """Return the earlier curves of a metric, with those of the pool that have ended.
+
+        They change when these are a fifth more, since all forecasts change with them.
+        """
+        ended = [run for run in runs if run.outcome != "running" and run.metric == metric]
+        key = (program, metric, int(5 * math.log1p(len(ended))))
+        if key not in self._curves:
+            self._curves = {key: earlier_curves([*self.curves(program, metric), *ended])}
+        return self._curves[key]
 
     def _forecast(
         self, table: _ProgramTable | None, program: str, family: str, parameters: Mapping[str, Any]

@@ -8,7 +8,8 @@ at which the metric first reaches the value. It needs numpy only, so that a pool
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from helios.training.target import StepsToTarget
 
 if TYPE_CHECKING:
-    from helios.model.trial_runs import CurvePoint
+    from helios.model.trial_runs import CurvePoint, TrialRun
     from helios.training.model import Trial
 
 Array = NDArray[np.float64]
@@ -29,40 +30,51 @@ STRETCHES = (0.5, 1.0, 2.0)
 """Exponents q of the shapes 1 - exp(-(t/s)^q). With 2 the metric starts slowly."""
 FORMS = len(POWERS) + len(STRETCHES) + 1
 """The last one is log(1 + t/s), which never ends."""
-SCALES = 10 ** np.arange(-5 / 3, 2.01, 1 / 3)
+SCALES = 10 ** np.arange(-1.5, 2.01, 0.35)
 """Scales s of the shapes, as multiples of the last step."""
-NOISES = np.array([0.01, 0.03, 0.08, 0.2, 0.5])
+NOISES = np.array([0.003, 0.01, 0.03, 0.08, 0.2, 0.5])
 """Standard deviations of points around a shape, as parts of the way from the first value to the target."""
 OFFSET_SPREAD = 0.2
 """Prior of the standard deviation of the first value around a shape, in the same unit."""
-HEIGHT, HEIGHT_SPREAD = 1.25, 0.6
+HEIGHT, HEIGHT_SPREAD = 1.7, 0.3
 """Prior of the height of a shape, in the same unit. Targets are mostly chosen so that they can just be reached."""
-GAIN_SPREAD = 0.3
+GAIN_SPREAD = 0.25
 """Standard deviation of what a shape gains after the last point, as a part of it. No curve is exactly of a shape."""
 MOST_POINTS = 40
 """Points that are fitted. More are averaged, by steps."""
 ENOUGH_POINTS = 20.0
 """Points that all together count for at most, since neighbours tell the same."""
-HALF_LIFE = 0.5
+HALF_LIFE = 0.2
 """Age at which a point counts half, as a part of the last step."""
-MOST_DISTANCE = 4.0
+MOST_DISTANCE = 8.0
 """Distance to the target, as a multiple of its median, from which values are cut off: losses may start very high."""
+MOST_BEHIND = 3.0
+"""Distance of a value behind the best one before it, as a multiple of the noise, from which values are cut off."""
 SURPRISE = 0.1
-"""Probability that the curve does something that no shape knows, as at a step of the learning rate."""
+"""Probability that a curve reaches a target as no shape does, as at a step of the learning rate, if all is ahead."""
 TIMES = 24
 """Times at which the distribution is computed."""
 MOST_STEPS = 100.0
 """How far is looked ahead where the end is unknown, as a multiple of the last step."""
+UNKNOWN_HORIZON, UNKNOWN_SPREAD = 8.0, 1.5
+"""Where the end is unknown: its median, as a multiple of the last step, and the standard deviation of its logarithm."""
 LEAST_WEIGHT = 1e-3
 """Fits that explain the points so much worse than the best one are left out."""
 LOST_POINTS = 3
 """So many last points that are not finite mean that the training has diverged."""
-LOST = StepsToTarget(p10=math.inf, p50=math.inf, p90=math.inf, reached=0.0)
+PRIOR_CURVES, FEWEST_POINTS = 5.0, 8
+"""For how many curves a prior counts, and the fewest points of a curve from which it learns."""
+EARLIER_SPREAD, EARLIER_WEIGHT = 0.35, 5.0
+"""Standard deviation of the logarithm of what trainings of one program need around each other, and how much more likely
+a step is at which one of them reached the target."""
+MOST_EARLIER = 50
+"""Earlier curves that are used, the last ones."""
 DONE = StepsToTarget(p10=0.0, p50=0.0, p90=0.0)
+RECORD_SHARE, RECORD_VARIANCE = 0.3, 0.3
+"""What of the expected record counts, since noise falls, and the variance of a record, as parts of the noise."""
 _LOG_REPORTS = np.log([1, 2, 5, 10, 20, 50, 100, 1000])
 _RECORDS = np.array([0, 0.56, 1.16, 1.54, 1.87, 2.25, 2.51, 3.24])
 """Expected largest of so many standard normal values."""
-_RECORD_VARIANCE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +87,71 @@ class CurvePrior:
         Probability of each form.
     centers, spreads : tuple of float
         Mean and standard deviation of the logarithm of each form's scale, as a part of the whole training.
+    levels, open_levels : tuple of float
+        Levels of the distribution that were the 10th, 50th and 90th percentile of what was needed, with a known and an
+        unknown end.
     """
 
     weights: tuple[float, ...] = (1 / FORMS,) * FORMS
     centers: tuple[float, ...] = (math.log(0.2),) * FORMS
     spreads: tuple[float, ...] = (2.0,) * FORMS
+    levels: tuple[float, float, float] = (0.1, 0.5, 0.9)
+    open_levels: tuple[float, float, float] = (0.1, 0.5, 0.9)
 
 
-BUILT_IN = CurvePrior()
+BUILT_IN = CurvePrior(
+    weights=(0.142, 0.251, 0.107, 0.204, 0.064, 0.186, 0.046),
+    centers=(-2.578, -2.259, -1.075, -1.702, -1.194, -1.118, -1.138),
+    spreads=(1.159, 0.932, 1.203, 1.082, 1.35, 0.71, 2.086),
+    levels=(0.3, 0.675, 0.95),
+    open_levels=(0.1, 0.5, 0.8),
+)
+"""What ``benchmarks/learning_curves.py`` fits to the 40 curves of Pollux (OSDI'21), with levels also of those for
+tuning."""
 
 
-def expect_targets(trial: Trial) -> tuple[StepsToTarget | None, StepsToTarget | None]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EarlierCurves:
+    """Whole curves of earlier trainings of one program.
+
+    Attributes
+    ----------
+    prior : CurvePrior
+        Which shapes they have.
+    """
+
+    curves: tuple[tuple[CurvePoint, ...], ...] = ()
+    maximize: bool = True
+    prior: CurvePrior = BUILT_IN
+
+
+NO_CURVES = EarlierCurves()
+
+
+def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
+    """Return the curves of the last runs that ran to their end, by one metric."""
+    whole = [run for run in runs if run.curve and run.outcome in {"finished", "diverged"}][-MOST_EARLIER:]
+    if not whole:
+        return NO_CURVES
+    curves, maximize = tuple(run.curve for run in whole), whole[-1].direction != "minimize"
+    return EarlierCurves(curves=curves, maximize=maximize, prior=learn_prior((curve, maximize) for curve in curves))
+
+
+@lru_cache(maxsize=256)
+def _works(earlier: EarlierCurves, value: float) -> Array:
+    """Return the step at which each curve first reached a value, or infinity."""
+    sign = 1.0 if earlier.maximize else -1.0
+    return np.array(
+        [
+            next((max(1.0, p.step) for p in curve if p.value is not None and sign * (p.value - value) >= 0), math.inf)
+            for curve in earlier.curves
+        ]
+    )
+
+
+def expect_targets(
+    trial: Trial, earlier: EarlierCurves = NO_CURVES
+) -> tuple[StepsToTarget | None, StepsToTarget | None]:
     """Forecast the steps of a trial to its first and second target.
 
     None where it has no such target, or where nothing is known.
@@ -96,7 +162,9 @@ def expect_targets(trial: Trial) -> tuple[StepsToTarget | None, StepsToTarget | 
     if trial.curve and trial.progress:
         horizon = trial.curve[-1].step / trial.progress
     steps = [
-        DONE if tier < trial.targets_reached else forecast_steps(trial.curve, value, target.maximize, horizon=horizon)
+        DONE
+        if tier < trial.targets_reached
+        else forecast_steps(trial.curve, value, target.maximize, horizon=horizon, earlier=earlier)
         for tier, value in enumerate(target.values)
     ]
     return steps[0], steps[1] if len(steps) > 1 else None
@@ -109,9 +177,11 @@ def forecast_steps(
     maximize: bool,
     *,
     horizon: float | None = None,
-    prior: CurvePrior = BUILT_IN,
+    earlier: EarlierCurves = NO_CURVES,
 ) -> StepsToTarget | None:
     """Forecast how many steps after its last point a curve reaches a value.
+
+    None without a point and without earlier curves.
 
     Parameters
     ----------
@@ -119,30 +189,86 @@ def forecast_steps(
         Last step of the training. None where unknown.
     """
     sign = 1.0 if maximize else -1.0
-    steps = np.array([point.step for point in curve], dtype=np.float64)
-    values = np.array([math.nan if point.value is None else point.value for point in curve]) * sign
+    prior, works = earlier.prior, _works(earlier, value)
+    numbers, _, metric = zip(*curve, strict=True) if curve else ((), (), ())
+    steps, values = np.array(numbers, dtype=np.float64), sign * np.array(metric, dtype=np.float64)
     known = np.isfinite(values)
     if np.any(values[known] >= sign * value):
         return DONE
-    if not known.any():
-        return None
-    if not known[-LOST_POINTS:].any() and len(curve) >= LOST_POINTS:
-        return LOST
+    if not known.any() and len(curve) < LOST_POINTS:
+        return _from_works(works)
     last = max(1.0, steps[-1])
     between = last if len(steps) < 2 else max(1e-9, (steps[-1] - steps[0]) / (len(steps) - 1))
     times = _times(last, between, horizon)
+    if not known[-LOST_POINTS:].any():
+        left = float(times[-1] - last)
+        return StepsToTarget(p10=left, p50=left, p90=left, reached=0.0)
     points = _points(steps[known], sign * value - values[known])
-    cdf = _crossing(points, times, between, horizon, prior)
-    # Something may happen that no shape knows, at any time.
-    ahead = times[1:] - last
-    cdf = (1 - SURPRISE) * cdf + SURPRISE * np.log(times[1:] / last) / np.log(times[-1] / last) / 2
-    return _quantiles(ahead, cdf)
+    cdf = _crossing(_fit(points, times, horizon, prior), times, between, points.noise)
+    surprise = SURPRISE * (1 - last / times[-1])
+    cdf = (1 - surprise) * cdf + surprise * np.log(times[1:] / last) / math.log(times[-1] / last)
+    levels = prior.open_levels if horizon is None else prior.levels
+    return _quantiles(times[1:] - last, _with_works(cdf, times, works), between, levels)
+
+
+def _from_works(works: Array) -> StepsToTarget | None:
+    """Return what earlier trainings needed, for one without a point."""
+    needed = works[np.isfinite(works)]
+    if not len(needed):
+        return None
+    times = np.exp(np.linspace(math.log(needed.min() / 4), math.log(needed.max() * 4), 4 * TIMES))
+    cdf = _with_works(0.5 * np.linspace(0, 1, len(times))[1:], times, works)
+    return _quantiles(times[1:], cdf, 1.0, CurvePrior().levels)
+
+
+def _with_works(cdf: Array, times: Array, works: Array) -> Array:
+    """Weigh the steps at which a target may be reached by earlier trainings."""
+    works = works[works > times[0]]  # what took less says nothing of what is left
+    if not len(works):
+        return cdf
+    needed = np.log(works[np.isfinite(works)])
+    middle = 0.5 * np.log(times[1:] * times[:-1])
+    near = np.exp(-0.5 * ((middle[:, None] - needed) / EARLIER_SPREAD) ** 2).sum(axis=1)
+    parts = np.diff(cdf, prepend=0.0) * (1 + EARLIER_WEIGHT * near)
+    odds = cdf[-1] / max(1e-9, 1 - cdf[-1]) * (1 + len(needed)) / (1 + len(works) - len(needed))
+    return np.asarray(np.cumsum(parts) / parts.sum() * odds / (1 + odds))
+
+
+def learn_prior(curves: Iterable[tuple[Sequence[CurvePoint], bool]], *, base: CurvePrior = BUILT_IN) -> CurvePrior:
+    """Learn which shapes curves of earlier trainings have.
+
+    Parameters
+    ----------
+    curves : iterable of (curve, bool)
+        Whole curves, each with whether a larger value is better.
+    base : CurvePrior
+        Counts for ``PRIOR_CURVES`` curves.
+    """
+    count = np.array(base.weights) * PRIOR_CURVES
+    centers, squares = count * base.centers, count * (np.square(base.spreads) + np.square(base.centers))
+    for curve, maximize in curves:
+        known = [point for point in curve if point.value is not None]
+        steps = np.array([point.step for point in known], dtype=np.float64)
+        distances = np.array([point.value for point in known]) * (-1.0 if maximize else 1.0)
+        if len(known) < FEWEST_POINTS or not np.ptp(distances):
+            continue
+        points = _points(steps, distances - distances.min() + 1e-3 * np.ptp(distances))
+        fits = _fit(points, steps[-1:], None, CurvePrior())
+        logs = fits.log_scales - math.log(steps[-1])
+        count = count + np.bincount(fits.forms, fits.weights, FORMS)
+        centers = centers + np.bincount(fits.forms, fits.weights * logs, FORMS)
+        squares = squares + np.bincount(fits.forms, fits.weights * logs**2, FORMS)
+    means = centers / count
+    spreads = np.sqrt(squares / count - means**2)
+    learnt = {"weights": count / count.sum(), "centers": means, "spreads": spreads}
+    return replace(base, **{name: tuple(values.tolist()) for name, values in learnt.items()})
 
 
 def _times(last: float, between: float, horizon: float | None) -> Array:
     """Return the last step and the steps after it at which the distribution is computed."""
     end = max(MOST_STEPS * last if horizon is None else horizon, last + between)
-    return np.concatenate([[last], last + np.geomspace(min(between, 0.5 * (end - last)), end - last, TIMES)])
+    first = min(between, 0.5 * (end - last))
+    return np.concatenate([[last], last + first * ((end - last) / first) ** np.linspace(0, 1, TIMES)])
 
 
 def _shapes(t: Array, scales: Array) -> Array:
@@ -178,6 +304,8 @@ def _points(steps: Array, distances: Array) -> _Points:
     values = np.maximum(1 - distances / unit, -1.0)
     # Second differences hardly see the trend; the factors are those of independent normal noise.
     noise = float(np.median(np.abs(np.diff(values, 2)))) / (0.6745 * math.sqrt(6)) if len(values) >= 5 else 0.0
+    # Where it overfits, what counts is that the best is not exceeded.
+    values = np.maximum(values, np.maximum.accumulate(values) - MOST_BEHIND * noise)
     weights = 0.5 ** ((1 - steps / max(1.0, steps[-1])) / HALF_LIFE)
     if len(steps) > MOST_POINTS:
         shares = (steps - steps[0]) / max(1e-9, steps[-1] - steps[0])
@@ -191,16 +319,35 @@ def _points(steps: Array, distances: Array) -> _Points:
     return _Points(steps=steps, values=values, weights=weights, noise=noise)
 
 
-def _crossing(points: _Points, times: Array, between: float, horizon: float | None, prior: CurvePrior) -> Array:
-    """Return the probability that the target is reached by each later time."""
-    last, scales, y, w = times[0], SCALES * times[0], points.values, points.weights
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fits:
+    """Shapes that explain the points, each with a noise.
+
+    Attributes
+    ----------
+    weights, forms, log_scales, noises : arrays of shape (n,)
+        Of each fit; the weights sum to 1.
+    means, variances : arrays of shape (n, times)
+        Of the value at each time.
+    """
+
+    weights: Array
+    forms: NDArray[np.intp]
+    log_scales: Array
+    noises: Array
+    means: Array
+    variances: Array
+
+
+def _fit(points: _Points, times: Array, horizon: float | None, prior: CurvePrior) -> _Fits:
+    """Fit each shape with each noise in closed form."""
+    scales, y, w = SCALES * times[0], points.values, points.weights
     shapes = _shapes(np.concatenate([points.steps, times]), scales)
     shapes[-1] /= shapes[-1, :, -1:]  # of the one that never ends, the height is that at the end
     shapes -= shapes[:, :, :1]
-    log_prior = np.log(prior.weights)[:, None] + np.zeros(len(scales))
-    if horizon is not None:
-        z = (np.log(scales / horizon) - np.array(prior.centers)[:, None]) / np.array(prior.spreads)[:, None]
-        log_prior = log_prior - 0.5 * z * z - np.log(prior.spreads)[:, None]
+    spreads = np.hypot(prior.spreads, 0.0 if horizon is not None else UNKNOWN_SPREAD)[:, None]
+    centers = np.array(prior.centers)[:, None] + math.log(horizon or UNKNOWN_HORIZON * times[0])
+    log_prior = np.log(prior.weights)[:, None] - np.log(spreads) - 0.5 * ((np.log(scales) - centers) / spreads) ** 2
     known, future = np.split(shapes.reshape(-1, shapes.shape[-1]), [len(y)], axis=1)
     # Posterior of offset and height of each shape, by each noise: weighted least squares with a normal prior.
     variance, weighted = (NOISES**2)[:, None], known * w
@@ -210,26 +357,42 @@ def _crossing(points: _Points, times: Array, between: float, horizon: float | No
     r1, r2 = w @ y / variance, sum_gy / variance + HEIGHT * HEIGHT_SPREAD**-2
     det = p11 * p22 - p12 * p12
     offset, height = (p22 * r1 - p12 * r2) / det, (p11 * r2 - p12 * r1) / det
+    offset, height = np.where(height > 0, offset, r1 / p11), np.maximum(height, 0)  # none goes away from the target
     evidence = offset * r1 + height * r2 - np.log(det) - w.sum() * np.log(variance) - w @ (y * y) / variance
-    evidence = np.where(height > 0, 0.5 * evidence + log_prior.reshape(-1), -np.inf)
+    evidence = 0.5 * evidence + log_prior.reshape(-1)
     at = np.nonzero(evidence > evidence.max() + math.log(LEAST_WEIGHT))
     weight = np.exp(evidence[at] - evidence.max())
     o, h, a, b, c, d = (array[at][:, None] for array in (offset, height, p11, p12, p22, det))
     g = future[at[1]]
-    mean, spread = o + h * g, (c - 2 * b * g + a * g * g) / d
-    # What counts is the first value of all that reaches the target, and noise helps.
-    gain = mean - mean[:, :1]
-    noise = np.minimum(NOISES[at[0]], points.noise)[:, None]
-    reports = 1 + (times - last) / between * np.minimum(1, noise / np.maximum(gain, 1e-9))
-    mean = mean + noise * np.interp(np.log(reports), _LOG_REPORTS, _RECORDS)
-    spread = spread + (GAIN_SPREAD * gain) ** 2 + _RECORD_VARIANCE * noise**2 + 1e-6
-    reached = np.maximum.accumulate(1 / (1 + np.exp(-1.702 * (mean - 1) / np.sqrt(spread))), axis=1)
-    mixture = weight @ reached / weight.sum()
+    return _Fits(
+        weights=weight / weight.sum(),
+        forms=at[1] // len(SCALES),
+        log_scales=np.log(scales[at[1] % len(SCALES)]),
+        noises=NOISES[at[0]],
+        means=o + h * g,
+        variances=(c - 2 * b * g + a * g * g) / d,
+    )
+
+
+def _crossing(fits: _Fits, times: Array, between: float, noise: float) -> Array:
+    """Return the probability that the target is reached by each later time."""
+    gain = fits.means - fits.means[:, :1]
+    # What counts is the first of all reports that reaches the target, and noise helps.
+    noises = np.minimum(fits.noises, noise)[:, None]
+    reports = 1 + (times - times[0]) / between * np.minimum(1, noises / np.maximum(gain, 1e-9))
+    means = fits.means + RECORD_SHARE * noises * np.interp(np.log(reports), _LOG_REPORTS, _RECORDS)
+    variances = fits.variances + (GAIN_SPREAD * gain) ** 2 + RECORD_VARIANCE * noises**2 + 1e-6
+    # A logistic function is close to the normal distribution, and its tails are heavier.
+    reached = 0.5 + 0.5 * np.tanh(0.851 * (means - 1) / np.sqrt(variances))
+    mixture = fits.weights @ np.maximum.accumulate(reached, axis=1)
     return np.asarray((mixture[1:] - mixture[0]) / max(1e-9, 1 - mixture[0]))
 
 
-def _quantiles(ahead: Array, cdf: Array) -> StepsToTarget:
-    """Return the quantiles of the steps where the target is reached."""
-    reached = float(cdf[-1])
-    p10, p50, p90 = np.exp(np.interp(np.array([0.1, 0.5, 0.9]) * reached, cdf, np.log(ahead)))
-    return StepsToTarget(p10=float(p10), p50=float(p50), p90=float(p90), reached=reached)
+def _quantiles(ahead: Array, cdf: Array, between: float, levels: Sequence[float]) -> StepsToTarget:
+    """Return the quantiles of the steps where the target is reached.
+
+    It is seen at a report only.
+    """
+    quantiles = np.exp(np.interp(np.array(levels) * cdf[-1], cdf, np.log(ahead)))
+    p10, p50, p90 = np.minimum(np.ceil(quantiles / between - 1e-6) * between, ahead[-1])
+    return StepsToTarget(p10=float(p10), p50=float(p50), p90=float(p90), reached=float(cdf[-1]))

@@ -76,5 +76,6 @@ def _plotted(result: PoolResult) -> PlottedPool:
         maximize=next(iter(result.objectives.values()), True),
         trials=trials,
         is_log=result.is_log,
+        targets=result.targets,
         front=frozenset(result.front) if len(result.objectives) > 1 else None,
     )

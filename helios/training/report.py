@@ -44,6 +44,8 @@ class PoolResult:
         What ended it.
     is_log : mapping of str to bool
         Whether the range of a parameter is logarithmic.
+    targets : tuple of float
+        Values of the metric that were to be reached.
     """
 
     name: str
@@ -58,6 +60,7 @@ class PoolResult:
     notes: Sequence[str] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
     is_log: Mapping[str, bool] = field(default_factory=dict)
+    targets: tuple[float, ...] = ()
 
     @property
     def metric(self) -> str:

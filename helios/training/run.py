@@ -158,6 +158,7 @@ def _result(trials: SweepTrials, *, devices: Sequence[Device], seconds: float, e
         seconds=seconds,
         signal=end.signal,
         is_log={name: space.log for name, space in sweep.parameters.items() if isinstance(space, ValueRange)},
+        targets=() if sweep.target is None else sweep.target.values,
         made_with={name: state.runs[state.run].get(name) for name in MADE_WITH},
         notes=(f"{others:,} trials are with other pools of this folder",) if others else (),
     )

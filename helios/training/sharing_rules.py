@@ -132,8 +132,7 @@ class PoolComparison:
             "bound_s": self.bound_s,
             "oracle_plan": self.oracle_plan,
             "rules": {
-                name: {key: _finite(value) for key, value in asdict(outcome).items() if key != "ended_s"}
-                | {"share_of_oracle_gain": _finite(shares[name])}
+                name: outcome_json(outcome) | {"share_of_oracle_gain": finite(shares[name])}
                 for name, outcome in self.outcomes.items()
             },
         }
@@ -204,5 +203,11 @@ def longest_first(snapshot: PoolSnapshot) -> list[PoolAction]:
     ]
 
 
-def _finite(value: Any) -> Any:
+def outcome_json(outcome: PoolOutcome) -> dict[str, Any]:
+    """Return an outcome as JSON values, without those of each trial."""
+    return {key: finite(value) for key, value in asdict(outcome).items() if key not in {"ended_s", "reached_s"}}
+
+
+def finite(value: Any) -> Any:
+    """Return a value, None where it is a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

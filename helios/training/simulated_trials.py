@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from helios.model.trial_runs import MeasuredSpeed, TrialRun
 from helios.training.model import ONE_DEVICE, Forecast, SharedSpeed, Trial, TrialForecast, peak_hardly_exceeded
+from helios.training.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +58,18 @@ class SimulatedTrial:
     first_memory : float
         Share of its memory that it has at its first step, 0 to 1. The rest grows evenly with its work.
     curve : tuple of (float, float)
-        Share of its work and value of the metric then; linear in between. Empty: it reports no metric.
+        Share of its work and value of the metric then. Empty: it reports no metric. It reports these points, or, where
+        reports are rare, what lies on lines between them.
     speed_ups : mapping of tuple of int to float
         Speed on each placement that it can run on, relative to one device.
+    target : Target, optional
+        Target of its sweep.
+    ends_at_target : bool
+        Whether its program ends by itself where it reaches the last target.
+    sweep : str
+        Name of its sweep.
+    weight : float
+        Importance that the sweep's owner gives it.
     """
 
     family: int
@@ -71,6 +82,23 @@ class SimulatedTrial:
     first_memory: float = 1.0
     curve: tuple[tuple[float, float], ...] = ()
     speed_ups: Mapping[tuple[int, ...], float] = field(default_factory=lambda: {ONE_DEVICE: 1.0})
+    target: Target | None = None
+    ends_at_target: bool = False
+    sweep: str = ""
+    weight: float = 1.0
+
+    @property
+    def work_to_targets(self) -> tuple[float, ...]:
+        """Share of its work at which it reaches each target.
+
+        It is infinite where it never does.
+        """
+        if self.target is None:
+            return ()
+        return tuple(
+            next((work for work, value in self.curve if self.target.is_reached(tier, value)), math.inf)
+            for tier in range(len(self.target.values))
+        )
 
 
 class SeenTrials:
@@ -146,6 +174,10 @@ class SeenTrials:
             true = self._trials[number]
             self._family_lengths_s[true.family].append(true.seconds if true.reports else taken_s)
             self._forecasts = None
+
+    def add_report(self) -> None:
+        """Forecast again, as a trial has reported."""
+        self._forecasts = None
 
     def forecast(self, number: int, active: Sequence[int], trial: Callable[[int], Trial]) -> TrialForecast:
         """Return the forecast of a trial.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,7 @@ from helios.training.model import (
     node_name,
     placement,
 )
+from helios.training.pool.slices import fill_places
 from helios.training.simulated_trials import PairProfiles, SeenTrials, SimulatedTrial
 
 Decide = Callable[[PoolSnapshot], Iterable[PoolAction]]
@@ -95,6 +97,8 @@ class PoolOutcome:
         Attempts, pauses and stops of all trials.
     ended_s : tuple of float
         End of each trial, s.
+    reached_s : tuple of tuple of float
+        When each trial reached each target, s; NaN where it did not. Empty without a target.
     """
 
     makespan_s: float
@@ -108,6 +112,7 @@ class PoolOutcome:
     pauses: int
     ended_s: tuple[float, ...]
     stops: int = 0
+    reached_s: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -182,8 +187,12 @@ class SimulatedPool:
         self._saved_s = list(self._remaining_s)
         """Work left at the last checkpoint, s."""
         self._shown: list[float | None] = [None if trial.report_s else 0.0 for trial in self.trials]
-        """Progress of the last report, where reports are rare."""
-        self._curves: list[list[CurvePoint]] = [[] for _ in self.trials]
+        """Progress of the last report, where it is not known all the time."""
+        self._curves: list[tuple[CurvePoint, ...]] = [() for _ in self.trials]
+        self._work_to_targets = [trial.work_to_targets for trial in self.trials]
+        self._reached_s = [[math.nan] * len(works) for works in self._work_to_targets]
+        self._targets_reached: Counter[str] = Counter()
+        """By sweep."""
         self._ran_s = [0.0] * count
         self._killed_at_mib: list[float | None] = [None] * count
         self._attempts_on: list[list[_Attempt]] = [[] for _ in self.devices]
@@ -233,6 +242,7 @@ class SimulatedPool:
             pauses=self._pauses,
             stops=self._stops,
             ended_s=tuple(self._ended_s),
+            reached_s=tuple(map(tuple, self._reached_s)),
         )
 
     def snapshot(self) -> PoolSnapshot:
@@ -263,13 +273,24 @@ class SimulatedPool:
             memory_mib=self._memory_mib(number) if ready else None,
             peak_memory_mib=self._seen.peak_mib.get(number),
             out_of_memory_mib=self._killed_at_mib[number],
-            progress=None if not true.reports else self._shown[number] if true.report_s else self._progress(number),
+            progress=self._shown_progress(number),
             steps_per_s=None
             if attempt is None or not attempt.measured
-            else attempt.rate * float(self.profiles.alone[true.family]),
+            else self._seen_rate(attempt) * float(self.profiles.alone[true.family]),
             share=None if attempt is None else attempt.share,
-            curve=tuple(self._curves[number]),
+            curve=self._curves[number],
+            sweep=true.sweep,
+            weight=true.weight,
+            target=true.target,
+            targets_reached=self._targets_reached[true.sweep],
         )
+
+    def _shown_progress(self, number: int) -> float | None:
+        """Return the progress that a trial reported last."""
+        true = self.trials[number]
+        if not true.reports:
+            return None
+        return self._shown[number] if true.report_s or true.curve else self._progress(number)
 
     def _progress(self, number: int) -> float:
         """Return the share of a trial's work that is done."""
@@ -386,6 +407,7 @@ class SimulatedPool:
         for number, attempt in self._running.items():
             self._remaining_s[number] -= step_s * speeds[number]
             self._ran_s[number] += step_s
+            self._report_points(attempt, speeds[number])
             if attempt.limit_mib is not None:
                 self._reserved_mib_s += step_s * attempt.limit_mib * len(attempt.devices)
                 self._used_mib_s += step_s * min(attempt.limit_mib, used_mib[number]) * len(attempt.devices)
@@ -399,7 +421,10 @@ class SimulatedPool:
         due = min(attempt.paused_at_s, math.inf if attempt.computes else attempt.ready_s)
         true = self.trials[attempt.number]
         if attempt.rate > 0 and attempt.paused_at_s == math.inf:
-            due = min(due, attempt.report_at_s, self.now_s + self._remaining_s[attempt.number] / self._speed(attempt))
+            work_s = self._remaining_s[attempt.number]
+            if (tier := self._next_tier(attempt.number)) is not None:
+                work_s = min(work_s, self._work_left_s(attempt.number, tier))
+            due = min(due, attempt.report_at_s, self.now_s + work_s / self._speed(attempt))
         if not attempt.measured and true.reports:
             due = min(due, attempt.group_since_s + max(self.costs.measure_s, 2 * true.report_s))
         growth = self._growth_mib_s(attempt)
@@ -425,9 +450,13 @@ class SimulatedPool:
         now = self.now_s
         for attempt in list(self._running.values()):
             number = attempt.number
-            if attempt.rate > 0 and self._remaining_s[number] <= 1e-6:
-                self._remaining_s[number] = 0.0
-                self._report(attempt)
+            is_done = self._reach_targets(attempt)
+            if attempt.rate > 0 and (is_done or self._remaining_s[number] <= 1e-6):
+                if not is_done:
+                    self._remaining_s[number] = 0.0
+                    self._report_points(attempt, attempt.rate)
+                if self.trials[number].report_s:
+                    self._report(attempt)
                 self._end(number, TrialState.FINISHED)
                 self._seen.add_length(number, now - attempt.started_s)
                 self._seen.add_end(number)
@@ -438,8 +467,7 @@ class SimulatedPool:
                 if self._fits(attempt):
                     attempt.computes = True
                     self._seen.add_memory(number, self._memory_mib(number))
-                    if interval_s := self._report_interval_s(number):
-                        attempt.report_at_s = now + interval_s
+                    attempt.report_at_s = now + (self.trials[number].report_s or math.inf)
                     self._update_rates(attempt.devices)
                 else:
                     self._kill(attempt)
@@ -463,24 +491,58 @@ class SimulatedPool:
             self._end(number, attempt.ends_as)
         self._remove_attempt(attempt)
 
-    def _report_interval_s(self, number: int) -> float:
-        """Return the time between two reports of a trial, s.
+    def _next_tier(self, number: int) -> int | None:
+        """Return the next target of a trial.
 
-        0: they are not followed one by one.
+        It is None where it will reach no other.
         """
-        true = self.trials[number]
-        return true.report_s or (self._query_every_s if true.curve else 0.0)
+        for tier, work in enumerate(self._work_to_targets[number]):
+            if math.isnan(self._reached_s[number][tier]):
+                return tier if work < math.inf else None
+        return None
+
+    def _work_left_s(self, number: int, tier: int) -> float:
+        """Return a trial's work until a target alone, s."""
+        seconds = self.trials[number].seconds
+        return self._remaining_s[number] - (1 - self._work_to_targets[number][tier]) * seconds
+
+    def _reach_targets(self, attempt: _Attempt) -> bool:
+        """Record the targets that a trial has reached, and return whether it ends there."""
+        number, true = attempt.number, self.trials[attempt.number]
+        while (tier := self._next_tier(number)) is not None and self._work_left_s(number, tier) <= 1e-6:
+            self._reached_s[number][tier] = self.now_s
+            self._targets_reached[true.sweep] = max(self._targets_reached[true.sweep], tier + 1)
+        reached_s = self._reached_s[number]
+        return true.ends_at_target and bool(reached_s) and not math.isnan(reached_s[-1])
+
+    def _report_points(self, attempt: _Attempt, speed: float) -> None:
+        """Take the points of its curve that a trial has passed."""
+        number, true = attempt.number, self.trials[attempt.number]
+        curve, progress = self._curves[number], self._progress(number) + 1e-9
+        while (
+            speed > 0 and not true.report_s and len(curve) < len(true.curve) and true.curve[len(curve)][0] <= progress
+        ):
+            work, value = true.curve[len(curve)]
+            since_s = (progress - work) * true.seconds / speed
+            step = round(work * true.seconds * float(self.profiles.alone[true.family]))
+            seen = value if math.isfinite(value) else None
+            curve = (*curve, CurvePoint(step, self._ran_s[number] - since_s, seen))
+            self._shown[number] = work
+        if curve is not self._curves[number]:
+            self._curves[number] = curve
+            self._seen.add_report()
 
     def _report(self, attempt: _Attempt) -> None:
-        """Take a report of a trial, with its metric."""
+        """Take a report of a trial that reports rarely, with its metric."""
         number, true = attempt.number, self.trials[attempt.number]
         self._shown[number] = self._progress(number)
-        attempt.report_at_s = self.now_s + (self._report_interval_s(number) or math.inf)
+        attempt.report_at_s = self.now_s + true.report_s
         if true.curve:
             work, values = zip(*true.curve, strict=True)
             step = round(self._progress(number) * true.seconds * float(self.profiles.alone[true.family]))
             value = float(np.interp(self._progress(number), work, values))
-            self._curves[number].append(CurvePoint(step, self._ran_s[number], value))
+            self._curves[number] = (*self._curves[number], CurvePoint(step, self._ran_s[number], value))
+            self._seen.add_report()
 
     def _grow(self) -> None:
         """See how memory grew, and kill trials that exceed their limit or their device."""
@@ -534,6 +596,9 @@ class SimulatedPool:
         if others and not attempt.computes and (attempt.limit_mib is None or true.memory_mib <= attempt.limit_mib):
             self._record_speed(attempt, others, 0.0)
         self._remaining_s[number] = self._saved_s[number]
+        if not true.report_s:
+            done = [work for work, _ in true.curve if work <= self._progress(number) + 1e-9]
+            self._curves[number], self._shown[number] = self._curves[number][: len(done)], max(done, default=0.0)
         self._remove_attempt(attempt)
 
     def _remove_attempt(self, attempt: _Attempt) -> None:
@@ -555,20 +620,26 @@ class SimulatedPool:
     def _rate_on(self, attempt: _Attempt, index: int) -> float:
         """Return a trial's speed on one device, as a share of that alone.
 
-        Where any trial has a share of the time, they take turns.
+        Where any trial has a share of the time, they take turns, as many at a time as the device has places.
         """
         computing = self._computing(index)
-        given = {other.number: other.share for other in computing if other.share is not None}
-        if given:
-            total, without = sum(given.values()), len(computing) - len(given)
-            if attempt.share is None:
-                return max(0.0, 1 - total) / without
-            return attempt.share / (total if total > 1 or not without else 1.0)
+        if any(other.share is not None for other in computing):
+            without = sum(other.share is None for other in computing)
+            rest = max(0.0, 1 - sum(other.share or 0.0 for other in computing)) / max(1, without)
+            shares = {other.number: rest if other.share is None else other.share for other in computing}
+            return fill_places(shares, self.devices[index].places)[attempt.number]
         if len(computing) == 1:
             return 1.0
         families = [self.trials[other.number].family for other in computing if other is not attempt]
         beside = sum(self.profiles.beside[self.trials[attempt.number].family, other] for other in families)
         return float(beside) / (len(computing) * (len(computing) - 1) / 2)
+
+    def _seen_rate(self, attempt: _Attempt) -> float:
+        """Return the speed that a trial shows, as a share of that alone.
+
+        With turns it is that of its own ones.
+        """
+        return attempt.rate if attempt.share is None else attempt.speed_up
 
     def _measure(self, attempt: _Attempt) -> None:
         attempt.measured = True
@@ -577,7 +648,8 @@ class SimulatedPool:
             return  # one of the group writes its checkpoint
         noise = 1 + self.costs.noise * float(self._random.standard_normal())
         alone = float(self.profiles.alone[self.trials[attempt.number].family])
-        self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
+        if attempt.share is None:  # else it is the speed neither alone nor beside others
+            self._record_speed(attempt, others, self._speed(attempt) * alone * max(0.5, noise))
         self._seen.add_length(attempt.number, self.now_s - attempt.started_s)
 
     def _record_speed(self, attempt: _Attempt, others: Iterable[_Attempt], steps_per_s: float) -> None:

@@ -35,6 +35,7 @@ from helios.training.pool.state import (
 )
 from helios.training.pool.sweep import fill_word, find_placeholders
 from helios.training.report import find_best
+from helios.training.target import Target
 
 FEWEST_ENDED = 3
 """Ended trials from which the time left is told."""
@@ -107,6 +108,39 @@ class PoolStatus:
     def objectives(self) -> dict[str, bool]:
         """The metrics that are compared, and whether more of each is better."""
         return dict(self.about.get("objectives", {}))
+
+    @property
+    def target(self) -> Target | None:
+        """The target of the last run."""
+        return Target(**self.about["target"]) if self.about.get("target") else None
+
+    def target_json(self) -> dict[str, Any] | None:
+        """Return how far the sweep is from its target, as plain values."""
+        if (target := self.target) is None:
+            return None
+        known = [(each["value"], each["trial"]) for each in self.records.reached.values()]
+        for trial in self.records.trials.values():
+            metrics = {**trial.metrics, **self.reports.get(trial.number, Report()).metrics}
+            known += [(metrics[target.metric], trial.number)] if target.metric in metrics else []
+        value, number = (max if target.maximize else min)(known, key=lambda each: each[0], default=(None, None))
+        shown: Mapping[str, Any] = next((each["target"] for each in self.live.values() if each.get("target")), {})
+        n_reached = len(self.records.reached)
+        return {
+            "target": str(target),
+            "metric": target.metric,
+            "best": value,
+            "trial": number,
+            "problem": shown.get("problem"),
+            "tiers": [
+                {
+                    "value": goal,
+                    "reached": self.records.reached.get(tier),
+                    "delivered": self.records.delivered.get(tier),
+                    "need": shown.get("need") if tier == n_reached else None,
+                }
+                for tier, goal in enumerate(target.values)
+            ],
+        }
 
     def best(self, count: int | None = None) -> list[TrialRecord]:
         """Return the best finished trials, the best first.
@@ -274,6 +308,7 @@ class PoolStatus:
             "best": [self.trial_json(trial) for trial in self.best()],
             "running_trials": [self.trial_json(trial) for trial in self.running],
             "failed": [self.trial_json(trial) for trial in self.failed],
+            "target": self.target_json(),
             "orders": [{"order": each.what, "trials": list(each.numbers), "who": each.who} for each in self.orders],
         }
 

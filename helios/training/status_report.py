@@ -31,6 +31,7 @@ def status_lines(status: PoolStatus, *, width: int) -> list[Any]:
         lines.append(f"Time left: {'unknown' if left_s is None else f'about {duration_in_words(left_s)}'}")
     finished = {trial.number: (trial.metrics, trial.parameters) for trial in status.best()}
     lines += map(escape, best_in_words(finished, status.objectives, width=width))
+    lines += map(escape, target_lines(status))
     if status.running:
         rows = [_running_cells(status, trial) for trial in status.running[:MOST_RUNNING]]
         lines.append(trial_table(("Trial", "Parameters", "Device", "Done", "Time"), rows, width=width))
@@ -46,15 +47,43 @@ def status_lines(status: PoolStatus, *, width: int) -> list[Any]:
     return lines
 
 
+def target_lines(status: PoolStatus) -> list[str]:
+    """Return how far the sweep is from its target."""
+    if (found := status.target_json()) is None:
+        return []
+    best = "" if found["best"] is None else f", best so far {found['best']:.5g} of trial {found['trial']}"
+    lines = [f"Target {found['target']}{best}"]
+    if found["problem"]:
+        lines.append(f"  Trials are without it: {found['problem']}")
+    for tier in found["tiers"]:
+        if (reached := tier["reached"]) is None:
+            lines.append(f"  {tier['value']:g} is not reached yet{_need_in_words(tier['need'])}")
+            continue
+        step = "" if reached["step"] is None else f" at step {reached['step']:,}"
+        after = "" if reached["seconds"] is None else f" after {duration_in_words(reached['seconds'])}"
+        at = "" if reached["time_s"] is None else f", {_clock(reached['time_s'])}"
+        lines.append(f"  {tier['value']:g} was reached by trial {reached['trial']}{step}{after}{at}")
+        delivered = tier["delivered"]
+        lines.append(f"    {'waits for a checkpoint' if delivered is None else 'delivered: ' + delivered['folder']}")
+    return lines
+
+
+def _need_in_words(need: Mapping[str, Any] | None) -> str:
+    if need is None:
+        return ""
+    low, middle, high = map(rounded_duration, need["seconds"])
+    return f"; trial {need['trial']} is to in {middle} ({low} to {high}), {need['reached']:.0%} likely"
+
+
 def best_lines(status: PoolStatus, trials: Iterable[TrialRecord]) -> list[Any]:
     """Return the best trials with what reproduces them."""
     lines = [line for trial in trials for line in ("", *_result_lines(status, trial))][1:]
-    return lines or ["No trial has finished with a value yet."]
+    return [*(lines or ["No trial has finished with a value yet."]), *map(escape, target_lines(status))]
 
 
 def show_lines(status: PoolStatus, number: int, log: Iterable[str], attempts: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return all that is known of a trial."""
-    lines = _result_lines(status, status.records.trials[number])
+    lines = [*_result_lines(status, status.records.trials[number]), *map(escape, target_lines(status))]
     for attempt in attempts:
         used = [", ".join(attempt["devices"]), f"from {_clock(attempt['started_s'])}"]
         if attempt["seconds"] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from helios.training.model import Device
 from helios.training.report import memory_in_words
 from helios.training.sharing_rules import PoolComparison
 from helios.training.simulator import PoolOutcome
+from helios.training.target_rules import TargetComparison
 from helios.units import count_in_words, percent, rounded_duration
 
 J_PER_KWH = 3_600_000.0
@@ -41,7 +42,7 @@ class PoolWhatIf:
     name: str
     trials: int
     devices: Sequence[Device]
-    comparisons: Mapping[float | None, PoolComparison]
+    comparisons: Mapping[float | None, PoolComparison | TargetComparison]
     watts: tuple[float, float] | None
     notes: Sequence[str]
 
@@ -66,7 +67,7 @@ class PoolWhatIf:
             "notes": list(self.notes),
         }
 
-    def _comparison(self, comparison: PoolComparison) -> dict[str, Any]:
+    def _comparison(self, comparison: PoolComparison | TargetComparison) -> dict[str, Any]:
         values = comparison.to_json()
         for name, outcome in comparison.outcomes.items():
             values["rules"][name]["energy_kwh"] = self.energy_kwh(outcome)
@@ -88,33 +89,37 @@ def pool_whatif_table(result: PoolWhatIf) -> RenderableType:
         shares = [_share(comparison, rule) for comparison in comparisons]
         table.add_row(
             escape(rule),
-            _range([rounded_duration(outcome.makespan_s) for outcome in outcomes]),
-            _range([rounded_duration(outcome.mean_result_s) for outcome in outcomes]),
-            _range([f"{outcome.held_gpu_s / 3600:,.3g}" for outcome in outcomes]),
-            _range(["not known" if energy is None else f"{energy:,.2f} kWh" for energy in energies]),
-            _range([f"{outcome.out_of_memory:,}" for outcome in outcomes]),
-            _range(["none" if math.isnan(share) else percent(share) for share in shares]),
+            as_range([rounded_duration(outcome.makespan_s) for outcome in outcomes]),
+            as_range([rounded_duration(outcome.mean_result_s) for outcome in outcomes]),
+            as_range([f"{outcome.held_gpu_s / 3600:,.3g}" for outcome in outcomes]),
+            as_range(["not known" if energy is None else f"{energy:,.2f} kWh" for energy in energies]),
+            as_range([f"{outcome.out_of_memory:,}" for outcome in outcomes]),
+            as_range(["none" if math.isnan(share) else percent(share) for share in shares]),
         )
-    device = result.devices[0]
-    lines = [
-        f"{count_in_words(result.trials, 'trial')} of {result.name} on {count_in_words(len(result.devices), 'GPU')} "
-        f"of {memory_in_words(device.memory_mib)}, simulated."
-    ]
-    if None not in result.comparisons:
-        gains = " to ".join(f"{gain:g}" for gain in result.comparisons)
-        lines.append(f"Two trials do {gains} times the work of one on a GPU, where no measurement is used: --gain.")
+    about = f"{count_in_words(result.trials, 'trial')} of {result.name}"
+    lines = setting_lines(about, result.devices, result.comparisons)
     if result.watts is not None and math.isnan(result.watts[0]):
         lines.append("Energy is that of busy GPUs; that of idle ones is not known: --watts IDLE,BUSY.")
     return Group(table, "", *map(escape, lines))
 
 
-def _share(comparison: PoolComparison, rule: str) -> float:
+def setting_lines(about: str, devices: Sequence[Device], gains: Iterable[float | None]) -> list[str]:
+    """Return lines on what was simulated."""
+    memory = memory_in_words(devices[0].memory_mib)
+    lines = [f"{about} on {count_in_words(len(devices), 'GPU')} of {memory}, simulated."]
+    if None not in (known := [*gains]):
+        words = " to ".join(f"{gain:g}" for gain in known)
+        lines.append(f"Two trials do {words} times the work of one on a GPU, where no measurement is used: --gain.")
+    return lines
+
+
+def _share(comparison: PoolComparison | TargetComparison, rule: str) -> float:
     """Return the share of the oracle's gain, NaN where that gain is too small."""
     below_s = (1 - LEAST_GAIN) * comparison.outcomes["exclusive"].makespan_s
     return comparison.share_of_gain(rule) if comparison.outcomes["oracle"].makespan_s < below_s else math.nan
 
 
-def _range(cells: Sequence[str]) -> str:
+def as_range(cells: Sequence[str]) -> str:
     """Return the first and the last cell as a range.
 
     Equal cells are returned as one.

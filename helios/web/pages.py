@@ -164,7 +164,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     if not reader.is_admin:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
-        found = replace(found, rests_on="", held_by=(), remarks=remarks)
+        found = replace(found, rests_on="", held_by=(), remarks=remarks, target=())
     tables = []
     if len(found.decisions):
         names = ("decided_at", "service", "mode", "action", "after", "outcome", "reason")

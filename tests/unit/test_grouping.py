@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.grouping import GROUPS, Grouping, group_of
+from tests.grouping import GROUPS, LONG, Grouping, group_of, start_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,12 +29,17 @@ def test_a_test_s_id_tells_its_group(test: str, group: str) -> None:
     assert group_of(test) == group
 
 
-@pytest.mark.parametrize("beginning", GROUPS)
+@pytest.mark.parametrize("beginning", [*GROUPS, *LONG])
 def test_each_named_test_is_there(beginning: str) -> None:
     file, _, name = beginning.partition("::")
     found = list(ROOT.glob(f"{file.rstrip('/')}*"))
     assert found
     assert not name or f"def {name}" in found[0].read_text()
+
+
+def test_long_modules_of_units_start_before_short_ones() -> None:
+    long, short = (f"tests/unit/{module}::test_a" for module in ("training/pool/test_fusing.py", "app/test_doctor.py"))
+    assert start_of(long) < start_of(short)
 
 
 class Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ SOURCE = (TASK / "helios_task.py").read_text()
 def no_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("REPORT", "REQUESTS", "CHECKPOINTS", "TRIAL", "PARAMETERS"):
         monkeypatch.delenv(f"HELIOS_{name}", raising=False)
+    for name in ("SLURM_JOB_ID", "SLURM_PROCID", "RANK"):
+        monkeypatch.delenv(name, raising=False)
     before = helios_task._state
     helios_task._state = helios_task._State()
     yield
@@ -616,3 +619,84 @@ def test_a_killed_trial_of_lightning_goes_on_amid_its_epoch(tmp_path: Path) -> N
     log = (tmp_path / "sweep.pool/trials/00000/log.txt").read_text()
     said = [line for line in log.splitlines() if line.startswith(("starts", "ends"))]
     assert said == ["starts at 0", "starts at 12", "ends at 32"]
+
+
+# A job of Slurm with a target.
+
+COMMENT = "mine helios:target=acc>=0.9,0.95;yield=USR2 too"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands of Slurm that keep a comment in a file, and count how often it is read."""
+    comment = tmp_path / "comment"
+    comment.write_text(COMMENT + "\n")
+    for name, text in {
+        "squeue": f"echo >>{tmp_path}/reads; cat {comment}",
+        "scontrol": f'[ "$2" = jobid=7 ] && echo "${{3#comment=}}" >{comment}',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return comment
+
+
+def test_a_comment_says_where_the_program_stands(slurm: Path) -> None:
+    helios_task.report(step=3, acc=0.91)
+    assert slurm.read_text() == "mine helios:target=acc>=0.9,0.95;yield=USR2;at=0.91,step=3 too\n"
+
+
+def test_a_comment_changes_seldom_but_at_each_target_and_checkpoint(slurm: Path) -> None:
+    for step, acc in enumerate((0.1, 0.2, 0.92, 0.93, 0.94, 0.96, 0.97)):
+        helios_task.report(step=step, acc=acc)
+    assert ";at=0.96,step=5 " in slurm.read_text()
+    assert (slurm.parent / "reads").read_text().count("\n") == 3
+    helios_task.report(checkpoint="last")
+    assert re.search(r";at=0.97,checkpoint=\d{10},step=6 ", slurm.read_text())
+
+
+def test_what_the_owner_takes_out_of_the_comment_stays_out(slurm: Path) -> None:
+    helios_task.report(step=1, acc=0.91)
+    slurm.write_text("helios:target=acc>=0.9;at=0.91\n")
+    helios_task.report(step=2, checkpoint="last")
+    assert "yield" not in slurm.read_text() and "checkpoint=" in slurm.read_text()
+
+
+def test_a_job_without_a_target_is_looked_at_once(slurm: Path) -> None:
+    slurm.write_text("mine\n")
+    for step in range(3):
+        helios_task.report(step=step, acc=0.99, checkpoint="last")
+    assert (slurm.read_text(), (slurm.parent / "reads").read_text()) == ("mine\n", "\n")
+
+
+@pytest.mark.parametrize("variable", ["HELIOS_REPORT", "RANK"])
+def test_a_pool_and_a_second_process_leave_the_comment(
+    slurm: Path, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1" if variable == "RANK" else str(tmp_path / "report"))
+    helios_task.report(step=3, acc=0.91)
+    assert slurm.read_text() == COMMENT + "\n"
+
+
+def test_a_slurm_that_fails_does_not_disturb_the_program(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (slurm.parent / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    for _ in range(5):
+        helios_task.report(step=3, checkpoint="last")
+    assert capsys.readouterr().err.count("Slurm is not told any more") == 1
+
+
+def test_a_value_that_is_no_number_is_not_told(slurm: Path) -> None:
+    helios_task.report(step=3, acc=float("nan"))
+    assert slurm.read_text() == COMMENT + "\n"
+
+
+def test_the_second_signal_asks_once_for_a_checkpoint() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)}
+    try:
+        helios_task.watch_signals()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert [helios_task.requested(), helios_task.requested()] == ["checkpoint", None]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -146,6 +146,7 @@ class Coordinator:
         self._stopped_by = ""
         self._signal: int | None = None
         self._signals: list[int] = []
+        self._at_once = False
         self._wake = os.pipe()
         self._read_at_s = self._decide_at_s = 0.0
 
@@ -196,7 +197,8 @@ class Coordinator:
                 while True:
                     self._step()
                     may_end = attempts.stop_reason or all(trials.is_done(self._left_s) for trials in self.sweeps)
-                    if not attempts.running and may_end:
+                    busy = not self._at_once and any(trials.goal.deliverables.is_busy for trials in self.sweeps)
+                    if not attempts.running and may_end and not busy:
                         break
                     self._wait()
         finally:
@@ -231,6 +233,7 @@ class Coordinator:
         self._launcher.divide_devices()
         for trials in self.sweeps:
             trials.report_to_search()
+            trials.goal.deliverables.work()
             trials.show_hold()
         if self._watcher is not None:
             self._watcher.refresh(self)
@@ -308,6 +311,7 @@ class Coordinator:
         while self._signals:
             number = self._signals.pop(0)
             if self._signal is not None:  # a second one: at once
+                self._at_once = True
                 for attempt in self._attempts.running.values():
                     attempt.terminate_at_s, attempt.terminated = 0.0, True
                     self._launcher.end(attempt, 0.0)

@@ -113,7 +113,7 @@ class Endings:
             return (
                 "paused",
                 TrialState.PAUSED,
-                f"paused by the service: {attempt.why}" if attempt.asked else "it paused",
+                f"paused by the service: {attempt.why}" if attempt.asked is TaskRequest.PAUSE else "it paused",
             )
         if status == 0 and attempt.diverged:
             return "diverged", TrialState.DIVERGED, f"its last {min(attempt.diverged)} is not a finite number"

@@ -50,6 +50,7 @@ def describe_start(sweep: TrainingSweep, devices: Sequence[Device], *, ends_s: f
     return {
         "sweep": str(sweep.path.absolute()),
         "objectives": dict(sweep.objectives),
+        "target": sweep.target and asdict(sweep.target),
         "total": sweep.trials,
         "command": list(sweep.command),
         "cwd": str(sweep.cwd),

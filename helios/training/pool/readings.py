@@ -93,7 +93,7 @@ class Readings:
         self.read(attempt, to_end=True)
         attempt.curve_from_s = attempt.began_s - max(record.seconds - record.held_s, attempt.curve.seconds)
         attempt.read_s = attempt.began_s
-        attempt.answered = attempt.first_report_s = attempt.beside_since = None
+        attempt.answered = attempt.first_report_s = attempt.beside_since = attempt.step = None
         attempt.ended = {}
 
     def forget(self, number: int) -> None:

@@ -300,6 +300,8 @@ class Records:
         Up to where orders to run trials again were carried out.
     reached : dict of int to mapping
         What is known of each target that was reached, by its tier, 0 or 1.
+    delivered : dict of int to mapping
+        The same of those that were published.
     first : str
         Identity that the pool got when it was made.
     """
@@ -310,6 +312,7 @@ class Records:
         self.interrupted: set[str] = set()
         self.sweep: Mapping[str, Any] = {}
         self.reached: dict[int, Mapping[str, Any]] = {}
+        self.delivered: dict[int, Mapping[str, Any]] = {}
         self.joined = self.orders = 0
         self.first = ""
 
@@ -354,6 +357,8 @@ class Records:
         """Apply a line to the records."""
         if entry.get("what") == "target":
             self.reached.setdefault(int(entry["tier"]), entry)
+        elif entry.get("what") == "delivered":
+            self.delivered.setdefault(int(entry["tier"]), entry)
         elif "what" in entry:
             self._apply_to_trial(entry)
         elif "joined" in entry:
@@ -514,10 +519,10 @@ class StateFile(Records):
         if self.shared:
             self.append({"joined": self.pool})
 
-    def show(self, hold: str) -> None:
+    def show(self, hold: str, **more: Any) -> None:
         """Show others why no trial is started, empty where some may be."""
         live = {"run": self.run, "pid": os.getpid(), "at_s": round(time.time(), 3), "hold": hold[: LIVE_BYTES // 8]}
-        os.pwrite(self._own_lock, json.dumps(live).encode().ljust(LIVE_BYTES), 0)
+        os.pwrite(self._own_lock, json.dumps(live | more).encode().ljust(LIVE_BYTES), 0)
 
     def record_run(self, about: Mapping[str, Any]) -> None:
         """Record what runs now, and where."""
@@ -608,6 +613,11 @@ class StateFile(Records):
             self._append_of_trial(number, "target", tier=tier, **about)
         self.sync()
         return True
+
+    def record_delivered(self, number: int, tier: int, **about: Any) -> None:
+        """Record that what reached a target was published."""
+        self._append_of_trial(number, "delivered", tier=tier, **about)
+        self.sync()
 
     def record_withdrawn(self, number: int, *, reason: str, finished: bool) -> None:
         """Record that a trial that waits is not to be run any more."""

@@ -122,11 +122,11 @@ class _FusedTable(_Table):
 
 class _TargetTable(_Table):
     metric: str = Field(min_length=1, description="What the program reports and the target is of")
-    first: float | int = Field(description="Value from which the model is delivered")
-    second: float | int | None = Field(default=None, description="Value towards which training goes on")
+    first: float = Field(description="Value from which the model is delivered")
+    second: float | None = Field(default=None, description="Value towards which training goes on")
     direction: str | None = Field(default=None, description="maximize or minimize, where nothing else says it")
     deadline: str | None = Field(default=None, description="When the first target is wanted, as 6h after the start")
-    on_target: str | list[str] | None = Field(default=None, description="Command that is run for what was delivered")
+    on_target: str | list[str] = Field(default=[], description="Command that is run for what was delivered")
 
 
 class _SweepTable(_Table):
@@ -373,68 +373,49 @@ def _target(
 
     A text, of the command line, stands above metric and values of the file.
     """
-    if given is None:
-        return (None if text is None else _fitting(_parse(text), objectives)), ()
-    if "weight" in given:
-        hint = "Write weight = 2 above the first table: it is that of the sweep's trials."
-        raise _Refused("a target has no weight of its own", "target", "weight", hint=hint)
-    table = _validate(_TargetTable, given, "target")
-    if table.direction not in {None, "maximize", "minimize"}:
-        raise _Refused(f"{table.direction!r} is no direction: maximize or minimize", "target", "direction")
-    maximize = objectives.get(table.metric, None if table.second is None else table.second > table.first)
-    if table.direction is not None:
-        maximize = table.direction == "maximize"
-    if text is None and maximize is None:
-        hint = 'Write direction = "minimize" or "maximize" in [target], or a second target.'
-        raise _Refused(f"nothing says whether more of {table.metric!r} is better", "target", hint=hint)
+    if given is None and text is None:
+        return None, ()
     try:
-        on_target = shlex.split(table.on_target) if isinstance(table.on_target, str) else (table.on_target or [])
-    except ValueError as reason:
-        raise _Refused(str(reason), "target", "on_target", hint="Write it as a list of words.") from reason
-    try:
-        target = Target(
-            metric=table.metric,
-            first=float(table.first),
-            second=None if table.second is None else float(table.second),
-            maximize=bool(maximize),
-            deadline_s=None if table.deadline is None else length(table.deadline).total_seconds(),
-        )
-    except ValueError as reason:
-        raise _Refused(str(reason), "target", "first" if table.second is None else "second") from reason
-    except UsageError as reason:
-        raise _Refused(reason.message.rstrip("."), "target", "deadline", hint=reason.hint) from reason
-    if text is not None:
-        target = replace(_parse(text), deadline_s=target.deadline_s)
-    return _fitting(target, objectives), tuple(on_target)
-
-
-def _parse(text: str) -> Target:
-    try:
-        return parse_target(text)
+        target, on_target = None if text is None else parse_target(text), list[str]()
     except ValueError as reason:
         raise UsageError(f"--target: {reason}.", hint="Write --target 'val_acc>=0.90,0.95'") from reason
-
-
-def _fitting(target: Target, objectives: Mapping[str, bool]) -> Target:
-    """Return a target that is of what trials are compared by."""
-    metric = next(iter(objectives), target.metric)
-    if target.metric in OWN_KEYS:
-        hint = "Report the metric by another name."
-        raise _Refused(f"{target.metric!r} is never a metric", "target", "metric", hint=hint)
+    try:
+        if given is not None:
+            table = _validate(_TargetTable, given, "target")
+            on_target = shlex.split(table.on_target) if isinstance(table.on_target, str) else table.on_target
+            target = target or _target_of(table, objectives)
+            if table.deadline is not None:
+                target = replace(target, deadline_s=length(table.deadline).total_seconds())
+    except ValueError as reason:
+        raise _Refused(str(reason), "target") from reason
+    except UsageError as reason:
+        raise _Refused(reason.message.rstrip("."), "target", "deadline", hint=reason.hint) from reason
+    assert target is not None
+    metric, maximize = next(iter(objectives.items()), (target.metric, target.maximize))
     if target.metric != metric:
         hint = f"Did you mean {metric!r}? A target is of the first metric of [search]."
         raise _Refused(
             f"the target is of {target.metric!r}, and trials are compared by {metric!r}", "target", hint=hint
         )
-    if objectives.get(metric, target.maximize) != target.maximize:
-        way = "minimize" if target.maximize else "maximize"
-        raise _Refused(
-            f"the target {target} contradicts [search], which is to {way} {metric!r}",
-            "search",
-            "direction",
-            hint="Write the direction in [search].",
-        )
-    return target
+    if target.maximize != maximize:
+        way = name_directions(objectives)[0]
+        hint = "Change the target, or the direction of [search]."
+        raise _Refused(f"the target {target} contradicts [search], which is to {way} it", "target", hint=hint)
+    return target, tuple(on_target)
+
+
+def _target_of(table: _TargetTable, objectives: Mapping[str, bool]) -> Target:
+    """Return a target with the direction that the file says."""
+    directions = {"maximize": True, "minimize": False, None: objectives.get(table.metric)}
+    if table.direction not in directions:
+        raise _Refused(f"{table.direction!r} is no direction: maximize or minimize", "target", "direction")
+    maximize = directions[table.direction]
+    if maximize is None:
+        if table.second is None:
+            hint = 'Write direction = "minimize" or "maximize" in [target], or a second target.'
+            raise _Refused(f"nothing says whether more of {table.metric!r} is better", "target", hint=hint)
+        maximize = table.second > table.first
+    return Target(metric=table.metric, first=table.first, second=table.second, maximize=maximize)
 
 
 def _objectives(search: _SearchTable | None) -> dict[str, bool]:

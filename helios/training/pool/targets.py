@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from helios.training.model import TrialState
+from helios.training.pool.deliverables import Deliverables
 from helios.training.target import Target
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 TIERS = ("first", "second")
 SILENT_REPORTS = 20
 """Reports with other metrics alone, after which a target's metric counts as one that is not reported."""
+LONGEST_PROBLEM = 500
+"""Characters of a problem that those who ask are shown."""
 _LESS_IS_BETTER = re.compile(r"(^|[\W_])(loss|err|error|mse|mae|rmse|nll|perplexity|ppl)$", re.IGNORECASE)
 _MORE_IS_BETTER = re.compile(r"(^|[\W_])(acc|accuracy|auc|auroc|f1|r2|precision|recall|bleu)$", re.IGNORECASE)
 """Names of metrics that say in which direction they are better."""
@@ -48,6 +51,7 @@ class SweepTarget:
     def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
         self._trials, self._notes = trials, notes
         self._target = trials.sweep.target
+        self.deliverables = Deliverables(trials=trials, notes=notes)
         self._problem = ""
         self._is_reported, self._silent = False, 0
         self._seen = set[int]()
@@ -62,13 +66,28 @@ class SweepTarget:
         """Number of targets that were reached."""
         return len(self._trials.state.reached)
 
+    @property
+    def outlook(self) -> dict[str, Any]:
+        """What is expected of the next target, as plain values."""
+        if self._problem or self._target is None or self.count_reached == len(self._target.values):
+            return {"problem": self._problem[:LONGEST_PROBLEM]} if self._problem else {}
+        needs = list[dict[str, Any]]()
+        for trial in [attempt.trial for attempt in self._trials.running]:
+            steps = trial.forecast.second if self.count_reached else trial.forecast.first
+            speed = trial.steps_per_s or trial.forecast.steps_per_s
+            if steps is not None and speed:
+                seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
+                needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
+        return {"need": max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))} if needs else {}
+
     def restore(self) -> None:
         """Look at trials that had ended before the target was said."""
         if self._target is None:
             return
         for record in self._trials.state.trials.values():
             if record.state is TrialState.FINISHED:
-                self._reach(record.number, record.metrics.get(self._target.metric), attempt=record.attempts)
+                unknown = dict.fromkeys(("step", "seconds", "time_s", "attempt"))
+                self._reach(record.number, record.metrics.get(self._target.metric), **unknown)
 
     def take(self, attempt: Attempt, report: Report, at_s: float) -> None:
         """Take a report of a trial, in the order of its file."""
@@ -93,8 +112,11 @@ class SweepTarget:
                 attempt.trial = replace(attempt.trial, target=self.target)
             if self.target is not None:
                 seconds = self._seconds(attempt, report, at_s)
-                about = {"step": report.step, "seconds": seconds, "attempt": attempt.trial.attempts}
-                self._reach(number, value, reached_s=at_s, **about)
+                is_own = attempt.read_s is not None  # else it is of an earlier attempt
+                attempts = attempt.trial.attempts if is_own else None
+                about = {"step": report.step, "seconds": seconds, "attempt": attempts}
+                self._reach(number, value, time_s=round(at_s, 3), **about)
+        self.deliverables.confirm(attempt, report)
 
     def _count_silent(self, attempt: Attempt, report: Report) -> None:
         """Withhold a target whose metric no report has."""
@@ -145,7 +167,7 @@ class SweepTarget:
             if not state.record_target(own["number"], tier, **known):
                 continue
             self._notes.publish({"event": "target", **own, "tier": tier + 1, **known})
-            at = "" if about.get("step") is None else f" at step {about['step']:,}"
+            at = "" if about["step"] is None else f" at step {about['step']:,}"
             label = self._trials.label(own["number"])
             self._notes.note(f"Trial {label} reached the {TIERS[tier]} target, {goal:g}{at}: {target.metric} {value:g}")
             self._update(targets_reached=self.count_reached)

@@ -141,7 +141,7 @@ class SweepTrials:
         self._durations: list[float] = []
         self.usual_s: float | None = None
         self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
-        self._hold = self._shown = ""
+        self._hold, self._shown = "", ("", dict[str, Any]())
 
     def restore(self) -> None:
         """Take over what earlier pools have recorded."""
@@ -269,10 +269,10 @@ class SweepTrials:
         """Show those who ask why no trial is started."""
         held = steady_s() < self.hold_until_s or self.state.problem
         hold = self._attempts.stop_reason or (self._hold if held else "")
-        if hold != self._shown:
-            self._shown = hold
+        if (hold, self.goal.outlook) != self._shown:
+            self._shown = hold, self.goal.outlook
             with suppress(OSError):  # a full disk on which also what has its place cannot be written
-                self.state.show(hold)
+                self.state.show(hold, target=self.goal.outlook)
 
     def pause_starts(self, problem: str) -> None:
         """Pause starts, which could not be recorded."""
@@ -334,7 +334,8 @@ class SweepTrials:
         if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
             return
         running = self.running
-        trials = [*self.waiting.values(), *(attempt.trial for attempt in running)]
+        seen = (replace(attempt.trial, curve=attempt.curve.points) for attempt in running)
+        trials = [*self.waiting.values(), *seen]
         runs = [*self._runs, *(self.describe_run(attempt, "running", now - attempt.began_s) for attempt in running)]
         forecasts = self._forecast([self._as_alone(trial) for trial in trials], runs)
         for trial, forecast in zip(trials, forecasts, strict=True):

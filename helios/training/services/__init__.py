@@ -47,7 +47,7 @@ def choose_service(
 
 
 def choose_common_service(
-    given: Iterable[ServiceChoice | None], name: str | None, options: Mapping[str, Any]
+    given: Iterable[ServiceChoice | None], name: str | None, options: Mapping[str, Any], *, default: str | None = None
 ) -> ServiceChoice | None:
     """Return the service of the sweep files of one pool, changed as a command says.
 
@@ -56,7 +56,7 @@ def choose_common_service(
     UsageError
         They name different ones.
     """
-    choices = [choose_service(choice, name, options) for choice in given]
+    choices = [choose_service(choice, name, options, default=default) for choice in given]
     if any(choice != choices[0] for choice in choices):
         raise UsageError(
             "The sweep files do not name the same service with the same options, and a pool has one.",

@@ -12,6 +12,7 @@ import pytest
 from helios.app.explain import explain
 from helios.app.explain_past import JobUnknown, explain_past
 from helios.errors import UsageError
+from helios.model import JOBS
 from helios.report.job import JobRuns
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite
@@ -184,3 +185,9 @@ def test_a_step_is_refused_with_its_job(fake_site: FakeSite) -> None:
     with pytest.raises(UsageError) as refused:
         explain(fake_site.cycles, "14_3.batch")
     assert "helios why 14_3" in refused.value.hint
+
+
+def test_a_job_requeued_a_moment_ago_has_runs_of_unknown_time() -> None:
+    waits = JOBS.conform(pd.DataFrame([a_job(job_id="7", restart=1, state="PENDING", started_at=None, ended_at=None)]))
+    lines = list(JobRuns.of(waits.assign(run_time_s=float("nan")), now=waits["submitted_at"].iloc[0]).lines())
+    assert lines[0].startswith("It was run 2 times, for an unknown time")

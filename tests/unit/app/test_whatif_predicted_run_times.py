@@ -28,7 +28,7 @@ def replays(
     machine = replay_cluster_for(jobs, resource="gpus", nodes={"all": nodes}, gpus_per_node=8, skip_oversized=True)
     found, asked = [], []
     for inside in (True, False):
-        predictor = InsidePredictor(machine.jobs, refit=describes, refit_every_s=6 * 3_600)
+        predictor = InsidePredictor(machine.jobs, refit=describes, refit_every_s=12 * 3_600)
         predictor._next_fit = 2 * FEWEST_JOBS
         found.append(
             replay(

@@ -14,6 +14,7 @@ from helios.changes import Change
 from helios.config import Control, Settings, SlurmSettings
 from helios.control import ActiveService, ControllerState, Cycle, CycleReport, JobDomain, Preconditions, ServiceMode
 from helios.control.observed import PendingJob, pending_jobs
+from helios.control.yields import Yields, YieldStore
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, FakeLedger, a_pending_job, a_snapshot
 
@@ -84,6 +85,7 @@ class Table:
     world: Callable[[datetime], Preconditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_predictions
     pause_asked: Callable[[], str] = lambda: ""
+    store: YieldStore | None = None
 
     def submit(self, *job_ids: str, **columns: Any) -> None:
         for job_id in job_ids:
@@ -93,7 +95,11 @@ class Table:
         """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
         cycle = Cycle(
-            domain=JobDomain(self.cluster, self.settings),
+            domain=JobDomain(
+                self.cluster,
+                self.settings,
+                None if self.store is None else Yields(self.cluster, self.settings.control, self.store),
+            ),
             ledger=self.ledger,
             settings=self.settings,
             now=self.cluster.now,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 
 from helios.model.trial_runs import CurvePoint, MeasuredSpeed, TrialRun
 from helios.training.forecast import ENOUGH, TrialModel, measured_speeds, trial_facts
-from helios.training.model import TrialForecast, peak_hardly_exceeded
+from helios.training.model import Trial, TrialForecast, peak_hardly_exceeded
+from helios.training.target import StepsToTarget, Target
 from tests.examples import examples
 
 
@@ -215,3 +218,53 @@ def test_earlier_trials_of_a_program_are_told_with_their_curves() -> None:
     others += [a_run(3, metric="loss", curve=curve, program="other.py"), a_run(4, metric="loss", curve=curve)]
     model = TrialModel([part, whole, *others], now_s=1_103.5)  # the last one had not ended
     assert model.curves("train.py", "loss") == [whole]
+
+
+RISING = tuple(CurvePoint(10 * n, float(n), 1 - 0.8 * 0.9**n) for n in range(1, 41))
+
+
+def trial_with_target(points: int, **values: Any) -> Trial:
+    target = Target(metric="acc", first=0.9, second=0.97)
+    return Trial(number=7, parameters={}, family="train.py", target=target, curve=RISING[:points], **values)
+
+
+def test_trial_with_a_target_is_expected_to_need_steps_to_it() -> None:
+    [expected] = TrialModel([], now_s=1e9).expect("train.py", [trial_with_target(10)], [])
+    assert expected.first is not None
+    assert expected.second is not None
+    assert expected.first.p10 < 100 < expected.first.p90
+    assert expected.first.p50 < expected.second.p50
+
+
+def test_target_that_was_reached_needs_no_more_steps() -> None:
+    [expected] = TrialModel([], now_s=1e9).expect("train.py", [trial_with_target(22, targets_reached=1)], [])
+    assert expected.first == StepsToTarget(p10=0, p50=0, p90=0)
+    assert expected.second is not None
+    assert expected.second.p50 > 0
+
+
+def test_progress_says_where_a_training_ends() -> None:
+    [expected] = TrialModel([], now_s=1e9).expect("train.py", [trial_with_target(10, progress=0.8)], [])
+    assert expected.second is not None
+    assert expected.second.p90 <= 25
+
+
+def test_waiting_trial_is_expected_to_need_what_earlier_ones_did() -> None:
+    ended = {"metric": "acc", "direction": "maximize", "curve": RISING}
+    runs = [a_run(number, pool="now", **ended) for number in range(2)]
+    model = TrialModel([a_run(number, **ended) for number in range(3)], now_s=1e9)
+    [expected] = model.expect("train.py", [trial_with_target(0)], runs)
+    assert expected.first is not None
+    assert expected.first.p50 == pytest.approx(200, rel=0.3)
+
+
+def test_trial_without_a_target_has_no_steps_to_one() -> None:
+    trial = Trial(number=0, parameters={}, curve=RISING)
+    [expected] = TrialModel([], now_s=1e9).expect("train.py", [trial], [])
+    assert (expected.first, expected.second) == (None, None)
+
+
+def test_forecast_to_a_target_loads_no_trees() -> None:
+    code = "import sys, helios.training.learning_curve; print('lightgbm' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"

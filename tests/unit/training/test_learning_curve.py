@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from helios.model.trial_runs import CurvePoint
-from helios.training.learning_curve import forecast_steps
+from helios.model.trial_runs import CurvePoint, TrialRun
+from helios.training.learning_curve import EarlierCurves, earlier_curves, forecast_steps
 from helios.training.target import StepsToTarget
+from tests.examples import examples
 
 
 def curve(values: Sequence[float | None], *, every: int = 10) -> tuple[CurvePoint, ...]:
@@ -77,3 +81,127 @@ def test_plateau_below_the_target_is_not_expected_to_reach_it() -> None:
 def test_end_of_the_training_limits_the_forecast() -> None:
     points = curve(exponential(10))
     assert steps_to(points, 0.99, horizon=110.0).p90 <= 10
+
+
+def finished(number: int, values: Sequence[float | None], *, outcome: str = "finished") -> TrialRun:
+    return TrialRun(
+        pool="p",
+        number=number,
+        attempt=1,
+        program="train.py",
+        family="f",
+        parameters={},
+        device_kind="cpu",
+        outcome=outcome,
+        started_s=0.0,
+        seconds=1.0,
+        metric="accuracy",
+        direction="maximize",
+        curve=curve(values),
+    )
+
+
+def test_target_that_falls_behind_is_not_expected() -> None:
+    falling = [0.5 + 0.1 * number for number in range(4)] + [0.8 - 0.02 * number for number in range(20)]
+    assert steps_to(curve(falling), 0.95).reached < 0.3
+
+
+def test_loss_that_starts_very_high_hides_nothing() -> None:
+    usual, high = ([first, *(2 - value for value in exponential(20)[1:])] for first in (1.7, 1e5))
+    value, other = (steps_to(curve(points), 1.02, maximize=False) for points in (usual, high))
+    assert other.p50 == pytest.approx(value.p50, rel=0.5)
+
+
+def test_noise_lets_a_target_be_reached_earlier() -> None:
+    smooth = [0.9 - 0.6 * math.exp(-number / 20) for number in range(60)]
+    noisy = [value + noise for value, noise in zip(smooth, np.random.default_rng(3).normal(0, 0.02, 60), strict=True)]
+    target = max(*noisy, 0.9) + 0.005
+    assert steps_to(curve(noisy), target).reached > steps_to(curve(smooth), target).reached
+
+
+def test_most_needs_are_between_the_percentiles() -> None:
+    draw, inside = np.random.default_rng(7), []
+    for _ in range(60):
+        scale, height, noise = 10 ** draw.uniform(1, 2), draw.uniform(0.5, 0.8), draw.uniform(0.001, 0.02)
+        times = np.arange(1, 400)
+        values = (0.1 + height * (1 - np.exp(-times / scale)) + draw.normal(0, noise, len(times))).tolist()
+        target = 0.1 + height * draw.uniform(0.8, 0.98)
+        work = next(number for number, value in enumerate(values, start=1) if value >= target)
+        seen = max(2, int(work * draw.uniform(0.2, 0.8)))
+        if seen < work:
+            steps = steps_to(curve(values[:seen], every=1), target)
+            inside.append(steps.p10 <= work - seen <= steps.p90)
+    assert np.mean(inside) >= 0.7
+
+
+def test_earlier_curves_narrow_a_forecast() -> None:
+    earlier = earlier_curves([finished(number, exponential(60)) for number in range(5)])
+    points = curve(exponential(8))
+    alone, known = (forecast_steps(points, 0.95, True, earlier=past) for past in (EarlierCurves(), earlier))
+    assert alone is not None
+    assert known is not None
+    assert known.p90 / known.p10 < alone.p90 / alone.p10
+    assert known.p50 == pytest.approx(200, rel=0.35)
+
+
+def test_earlier_curves_tell_what_a_trial_without_a_point_needs() -> None:
+    earlier = earlier_curves([finished(number, exponential(60)) for number in range(5)])
+    steps = forecast_steps((), 0.95, True, earlier=earlier)
+    assert steps is not None
+    assert steps.p10 < 280 < steps.p90
+    assert steps.p50 == pytest.approx(280, rel=0.35)
+
+
+def test_target_that_no_earlier_curve_reached_is_less_probable() -> None:
+    earlier = earlier_curves([finished(number, exponential(60)) for number in range(5)])
+    points = curve(exponential(8))
+    alone, known = (forecast_steps(points, 1.05, True, earlier=past) for past in (EarlierCurves(), earlier))
+    assert alone is not None
+    assert known is not None
+    assert known.reached < alone.reached - 0.2
+
+
+def test_runs_that_were_cut_off_say_nothing_of_later_ones() -> None:
+    assert earlier_curves([finished(0, exponential(60), outcome="killed")]).curves == ()
+
+
+def test_forecast_is_the_same_again() -> None:
+    points = curve(exponential(30))
+    first = steps_to(points, 0.99)
+    forecast_steps.cache_clear()
+    assert steps_to(points, 0.99) == first
+
+
+def test_forecast_is_cached_by_its_curve() -> None:
+    points = curve(exponential(30))
+    assert steps_to(points, 0.99) is steps_to(points, 0.99)
+
+
+def test_forecast_of_a_long_curve_takes_less_than_a_millisecond() -> None:
+    draw = np.random.default_rng(0)
+    values = np.array(exponential(200, scale=900.0)) + draw.normal(0, 0.002, 200)
+    curves = [curve(values.tolist())] * 50
+    forecast_steps.__wrapped__(curves[0], 0.95, True)
+    times_s = []
+    for _ in range(5):
+        began_s = time.process_time()
+        for points in curves:
+            forecast_steps.__wrapped__(points, 0.95, True, horizon=4000.0)
+        times_s.append((time.process_time() - began_s) / len(curves))
+    assert min(times_s) < 0.001  # a third of it where nothing else runs
+
+
+@given(
+    st.lists(st.none() | st.floats(-1e12, 1e12), min_size=1, max_size=40),
+    st.floats(-1e12, 1e12),
+    st.booleans(),
+    st.none() | st.floats(1, 1e6),
+)
+@settings(max_examples=examples(50), deadline=None)
+def test_quantiles_are_in_order(
+    values: list[float | None], value: float, maximize: bool, horizon: float | None
+) -> None:
+    steps = forecast_steps(curve(values), value, maximize, horizon=horizon)
+    if steps is not None:
+        assert 0 <= steps.p10 <= steps.p50 <= steps.p90
+        assert 0 <= steps.reached <= 1

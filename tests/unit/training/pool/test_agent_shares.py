@@ -106,7 +106,7 @@ class Shares:
 
     folder: Path
     plan: Sequence[Mapping[int, float | None]]
-    seconds: float = 6.0
+    seconds: float = 4.0
     got: list[dict[int, float]] = field(default_factory=list)
     since: dict[int, float] | None = None
     seen: list[Trial] = field(default_factory=list)

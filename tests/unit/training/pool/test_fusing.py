@@ -143,7 +143,7 @@ def metrics(output, target):
 """
 
 
-def test_a_sweep_over_digits_gives_the_same_fused_shared_and_alone(tmp_path: Path) -> None:
+def test_a_sweep_over_digits_gives_the_same_fused_and_apart(tmp_path: Path) -> None:
     sweep = """
         [parameters]
         lr = [0.01, 0.03, 0.1]
@@ -158,7 +158,7 @@ def test_a_sweep_over_digits_gives_the_same_fused_shared_and_alone(tmp_path: Pat
         OMP_NUM_THREADS = "1"
     """
     found: dict[str, dict[int, TrialRecord]] = {}
-    for way, slots, together in (("fused", 1, 3), ("shared", 2, 1), ("alone", 1, 1)):
+    for way, slots, together in (("fused", 1, 3), ("apart", 2, 1)):
         folder = tmp_path / way
         folder.mkdir()
         (folder / "models.py").write_text(DIGITS)
@@ -169,7 +169,7 @@ def test_a_sweep_over_digits_gives_the_same_fused_shared_and_alone(tmp_path: Pat
         assert [trial.state for trial in trials.values()] == [TrialState.FINISHED] * 3
         assert max(trials, key=lambda number: trials[number].value or 0.0) == 2
         for number, trial in trials.items():
-            assert dict(trial.metrics) == pytest.approx(dict(found["alone"][number].metrics), rel=0.005)
+            assert dict(trial.metrics) == pytest.approx(dict(found["apart"][number].metrics), rel=0.005)
     assert (found["fused"][2].value or 0.0) > 0.8
 
 

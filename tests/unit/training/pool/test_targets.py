@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from helios.training.model import PoolAction, PoolSnapshot, Trial
+from helios.training.model import PoolAction, PoolSnapshot, Trial, TrialForecast
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import FILE, read_records
 from helios.training.pool.targets import looks_reversed
-from helios.training.target import Target, parse_target
+from helios.training.status import read_status
+from helios.training.target import StepsToTarget, Target, parse_target
 from tests.unit.training.pool.test_coordinator import a_sweep, run
 
 REPORTS = """
@@ -152,3 +153,42 @@ def test_what_was_reached_is_read_without_the_pool(tmp_path: Path) -> None:
     run(a_target_sweep(tmp_path, a_program(0.5, 0.95), "acc>=0.9"))
     records, _ = read_records(tmp_path / "pool")
     assert records.reached[0]["goal"] == 0.9
+
+
+WAITS = """
+import pathlib
+report(step=0, {0})
+until = time.monotonic() + 30
+while not pathlib.Path("go").exists() and time.monotonic() < until:
+    time.sleep(0.01)
+"""
+
+
+def shown(folder: Path, report: str, target: str, forecast: Any = None) -> dict[str, Any]:
+    """What a pool shows of its target while a trial has reported."""
+    found = dict[str, Any]()
+
+    def decide(snapshot: PoolSnapshot) -> list[PoolAction]:
+        for live in read_status(folder / "pool").live.values():
+            if live.get("target"):
+                found.update(live["target"])
+                (folder / "go").touch()
+        return list(fixed_slots(snapshot))
+
+    run(a_target_sweep(folder, REPORTS + WAITS.format(report), target), decide=decide, forecast=forecast)
+    return found
+
+
+def test_a_running_pool_shows_when_the_target_is_expected(tmp_path: Path) -> None:
+    steps = StepsToTarget(p10=10, p50=20, p90=40, reached=0.8)
+
+    def forecast(trials: Sequence[Trial], runs: Any) -> list[TrialForecast]:
+        return [TrialForecast(first=steps, steps_per_s=10.0) for _ in trials]
+
+    found = shown(tmp_path, "acc=0.1", "acc>=0.9", forecast)
+    assert found == {"need": {"trial": "0", "seconds": [1.0, 2.0, 4.0], "reached": 0.8}}
+
+
+def test_a_pool_shows_why_trials_are_without_the_target(tmp_path: Path) -> None:
+    found = shown(tmp_path, "loss=2.3", "loss>=0.3")
+    assert found == {"problem": "the first loss of trial 0 is 2.3, so that <= may be meant"}

@@ -368,7 +368,7 @@ def test_where_all_pairs_gain_it_is_not_behind_fixed_sharing(seconds: float, rep
     random = np.random.default_rng(1)
     devices = [Device(name=f"gpu:{place}", kind="gpu", memory_mib=16_384.0) for place in range(4)]
     ratios = []
-    for _ in range(4):
+    for _ in range(2):
         profiles = PairProfiles(
             families=tuple("abcdefghijkl"), alone=np.full(12, 9.0), beside=random.uniform(0.8, 1.0, (12, 12))
         )

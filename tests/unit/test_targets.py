@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from helios.training.target import Target, parse_target
+from helios.targets import Target, parse_target
 
 
 @pytest.mark.parametrize("text", ["val_acc>=0.9,0.95", "loss<=0.3", "eval/wer<=25,20", "a>=-2,-1"])
