@@ -1,0 +1,1 @@
+"""Elastic training in simulation, from measured profiles of models."""

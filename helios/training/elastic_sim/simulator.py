@@ -1,0 +1,275 @@
+"""Simulate a cluster where trainings change their number of GPUs.
+
+The setting is that of Pollux (OSDI'21). Rules decide from a snapshot once a minute. A change of a training's placement
+stops it; a batch changes for nothing. A rule is told what a training has shown: measured steps, gradients of the past,
+epochs that its owner states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from helios.errors import HeliosError
+from helios.training.elastic_sim.goodput import Goodput, Measured, StepRun, fit_speed
+from helios.training.elastic_sim.profiles import BatchLimits, GpuBatch, Gradient, ModelProfile, statistical_gain
+
+NODES, GPUS_PER_NODE = 16, 4
+ROUND_S = 60
+"""Seconds between two decisions."""
+CHANGE_S = 30
+"""Seconds that a training stands still when its placement changes."""
+LONGEST_S = 60 * 86_400
+"""Time after which a simulation is given up."""
+
+NO_BATCH = GpuBatch(0, 0)
+
+Placement = tuple[int, ...]
+"""The node of each GPU; GPUs of one node follow each other."""
+
+
+class AllocationInvalid(HeliosError):
+    """A rule gives out GPUs that are not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """A training of a workload.
+
+    Attributes
+    ----------
+    gpus, batch : int
+        What its owner asks for; sizes are tuned in the published workloads.
+    fixed_batch : bool
+        Whether the batch stays as asked for, whatever is learned.
+    most_gpus : int
+        GPUs that it may ever have.
+    stated_epochs : float
+        Epochs that its owner states; the truth is in the profile.
+    """
+
+    name: str
+    submit_s: int
+    profile: ModelProfile
+    gpus: int
+    batch: int
+    fixed_batch: bool = False
+    most_gpus: int = NODES * GPUS_PER_NODE
+    stated_epochs: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What is known of a training at a decision.
+
+    Attributes
+    ----------
+    most_gpus : int
+        Twice the GPUs it has run on so far, within what the job and its batch allow.
+    remaining : float
+        Progress to its end, in steps of the smallest batch, by the epochs that its owner states.
+    gpu_s : float
+        GPU seconds it has had.
+    measured : tuple
+        Steps that it has taken, sorted; empty before the first.
+    gradient : Gradient, optional
+        Of the last step.
+    """
+
+    name: str
+    submit_s: int
+    gpus: int
+    limits: BatchLimits
+    placement: Placement
+    most_gpus: int
+    restarts: int
+    gpu_s: float
+    epoch: int
+    remaining: float
+    measured: Measured
+    gradient: Gradient | None
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """What it would reach on other sizes, missing before the first step."""
+        return self.gradient and Goodput(fit_speed(self.measured), self.gradient, self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticSnapshot:
+    """All that a rule decides from, jobs in the order of submission."""
+
+    now_s: int
+    jobs: tuple[TrainingState, ...]
+    nodes: int = NODES
+    gpus_per_node: int = GPUS_PER_NODE
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.nodes * self.gpus_per_node
+
+
+Decide = Callable[[ElasticSnapshot], Mapping[str, Placement]]
+"""Return the placement of each job that is to have GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What became of a training."""
+
+    job: ElasticJob
+    end_s: int
+    restarts: int
+    gpu_s: float
+
+    @property
+    def completion_s(self) -> int:
+        """Seconds from submission to end."""
+        return self.end_s - self.job.submit_s
+
+
+@dataclass(slots=True)
+class _Training:
+    job: ElasticJob
+    placement: Placement = ()
+    shape: tuple[int, ...] = ()
+    batch: GpuBatch = NO_BATCH
+    pause_s: int = 0
+    starts: int = 0
+    gpu_s: float = 0.0
+    epoch: int = 0
+    progress: float = 0.0
+    gradient: Gradient | None = None
+    measured: Measured = ()
+    runs: set[StepRun] = field(default_factory=set)
+    end_s: int | None = None
+    _chosen_for: tuple[Measured, Gradient | None, tuple[int, ...]] | None = None
+
+    def place(self, placement: Placement, change_s: int) -> None:
+        """Move to other GPUs, or off all."""
+        self.placement = placement
+        self.shape = tuple(len(list(gpus)) for _, gpus in groupby(placement))
+        if placement:
+            self.pause_s = change_s
+            self.starts += 1
+            self._choose_batch()
+
+    def run(self, start_s: int, seconds: int) -> None:
+        """Train for some seconds on the GPUs it has."""
+        if not self.placement or self.end_s is not None:
+            return
+        pause = min(self.pause_s, seconds)
+        self.pause_s -= pause
+        now, left = start_s + pause, seconds - pause
+        while left > 0 and self.end_s is None:
+            rate = self._measure()
+            epoch_end = self.job.profile.progress_after(self.epoch + 1)
+            if self.progress + rate * left < epoch_end:
+                self.progress += rate * left
+                now += left
+                left = 0
+            else:
+                used = round((epoch_end - self.progress) / rate)  # the published runs count whole seconds here
+                self.progress, self.epoch = epoch_end, self.epoch + 1
+                now, left = now + used, left - used
+                if self.epoch == self.job.profile.epochs:
+                    self.end_s = now
+            self._choose_batch()
+        self.gpu_s += (now - start_s) * len(self.placement)
+
+    def _measure(self) -> float:
+        """Return the goodput of the coming steps, and learn from them."""
+        profile, gpus = self.job.profile, len(self.placement)
+        time = profile.step_time(self.shape, self.batch.local)
+        total = gpus * self.batch.local * (self.batch.accumulation + 1)
+        gradient = profile.gradient(total, self.epoch)
+        run = StepRun(len(self.shape), gpus, self.batch.local)
+        if run not in self.runs:
+            self.runs.add(run)
+            self.measured = tuple(sorted((*self.measured, (run, time))))
+        self.gradient = gradient
+        seconds = time.step_s + (time.step_s - time.sync_s) * self.batch.accumulation
+        return statistical_gain(gradient, total / profile.limits.smallest) / seconds
+
+    def _choose_batch(self) -> None:
+        known = self.measured, self.gradient, self.shape
+        if self._chosen_for == known:
+            return
+        self._chosen_for = known
+        limits, gpus = self.job.profile.limits, len(self.placement)
+        if self.job.fixed_batch:
+            self.batch = limits.split(self.job.batch, gpus)
+        elif self.gradient is None:
+            self.batch = limits.split(max(limits.smallest, limits.smallest_local * gpus), gpus)
+        else:
+            goodput = Goodput(fit_speed(self.measured), self.gradient, limits)
+            self.batch = goodput.choose_batch(len(self.shape), gpus)
+
+    def state(self) -> TrainingState:
+        """Return what a rule may know."""
+        job, limits = self.job, self.job.profile.limits
+        per_epoch = job.profile.progress_after(1)  # an epoch has as many samples as the one before
+        epochs = job.stated_epochs or job.profile.epochs
+        grown = 2 * max((run.gpus for run in self.runs), default=0)
+        return TrainingState(
+            name=job.name,
+            submit_s=job.submit_s,
+            gpus=job.gpus,
+            limits=limits,
+            placement=self.placement,
+            most_gpus=min(max(grown, 1), limits.most_gpus, job.most_gpus),
+            restarts=max(self.starts - 1, 0),
+            gpu_s=self.gpu_s,
+            epoch=self.epoch,
+            remaining=max(epochs * per_epoch - self.progress, per_epoch / 2),
+            measured=self.measured,
+            gradient=self.gradient,
+        )
+
+
+def simulate(jobs: Sequence[ElasticJob], decide: Decide, *, change_s: int = CHANGE_S) -> list[JobOutcome]:
+    """StepRun a workload to its end.
+
+    Raises
+    ------
+    AllocationInvalid
+        The rule gives a GPU twice, or starts nothing for ever.
+    NotMeasured
+        The rule asks for what the profile does not hold.
+    """
+    trainings = [_Training(job) for job in jobs]
+    now = 0
+    while any(training.end_s is None for training in trainings):
+        if now > LONGEST_S:
+            raise AllocationInvalid(
+                f"Trainings have not ended after {LONGEST_S // 86_400} days.", hint="See that the rule starts each one."
+            )
+        for training in trainings:
+            training.run(now, ROUND_S)
+        now += ROUND_S
+        waiting = [training for training in trainings if training.job.submit_s <= now and training.end_s is None]
+        if not waiting:
+            continue
+        placements = decide(ElasticSnapshot(now, tuple(training.state() for training in waiting)))
+        _check(placements, now)
+        for training in waiting:
+            placement = tuple(placements.get(training.job.name, ()))
+            if placement != training.placement:
+                training.place(placement, change_s)
+    return [
+        JobOutcome(training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s)
+        for training in trainings
+    ]
+
+
+def _check(placements: Mapping[str, Placement], now: int) -> None:
+    used = Counter(node for placement in placements.values() for node in placement)
+    for node, count in used.items():
+        if count > GPUS_PER_NODE or not 0 <= node < NODES:
+            raise AllocationInvalid(
+                f"At {now} s node {node} would have {count} GPUs in use of {GPUS_PER_NODE}.",
+                hint="Give out each GPU once.",
+            )
