@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
 from helios.training.elastic_sim.published_rules import TUNED
-from helios.training.elastic_sim.rules import ELASTIC
-from helios.training.elastic_sim.simulator import CHANGE_S, GPUS_PER_NODE, NODES, ElasticJob, JobOutcome, simulate
+from helios.training.elastic_sim.simulator import ElasticJob, JobOutcome, simulate
+from helios.training.sizes.rules import ELASTIC
+from helios.training.sizes.snapshot import CHANGE_S, GPUS_PER_NODE, NODES
 
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
 MOST_LOCAL = {"yolov3": 8}

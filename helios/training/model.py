@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # its package imports pandas, which who asks how a pool is does not need
     from helios.model.trial_runs import CurvePoint, TrialRun
     from helios.targets import Target
+    from helios.training.sizes.model import ElasticState
 
 FEWEST_PEAKS = 8
 """Fewest trials of a family that show how similar their peaks are."""
@@ -193,6 +194,8 @@ class Trial:
         Target of its sweep, which the first trial that reaches it delivers.
     targets_reached : int
         How many targets its sweep has reached: 0, 1 or 2.
+    elastic : ElasticState, optional
+        What is known of a trial that may change its number of devices. None where its size is fixed.
     """
 
     number: int
@@ -219,6 +222,7 @@ class Trial:
     owner: str = ""
     target: Target | None = None
     targets_reached: int = 0
+    elastic: ElasticState | None = None
 
     @property
     def label(self) -> str:
@@ -377,7 +381,24 @@ class ShareTrial:
     reason: str
 
 
-PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeTrial:
+    """Give a running trial that is elastic other devices.
+
+    Where it cannot change in place, it is paused at a checkpoint and started again on them.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        All that it has from now on. At least one.
+    """
+
+    number: int
+    devices: tuple[str, ...]
+    reason: str
+
+
+PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial | ResizeTrial
 
 
 def node_name(device: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from scipy.interpolate import LinearNDInterpolator
 
 from helios.errors import HeliosError
+from helios.training.sizes.model import BatchLimits, Gradient, StepTime
 
 Floats = NDArray[np.float64]
 
 MOST_NODES = 16
 """Nodes up to which steps were measured; more are taken as so many."""
-ROUNDING = 1e-8
-"""Slack of divisions that are rounded up."""
 
 
 class ProfileInvalid(HeliosError):
@@ -31,60 +30,6 @@ class ProfileInvalid(HeliosError):
 
 class NotMeasured(HeliosError):
     """A placement or a batch lies outside of what was measured."""
-
-
-class StepTime(NamedTuple):
-    """Seconds of a synchronised step, and those of them that are communication."""
-
-    step_s: float
-    sync_s: float
-
-
-class Gradient(NamedTuple):
-    """Squared norm of the mean gradient, and variance of a gradient of the smallest batch."""
-
-    square: float
-    variance: float
-
-
-class GpuBatch(NamedTuple):
-    """Samples of each GPU in a pass, and further passes before the GPUs synchronise."""
-
-    local: int
-    accumulation: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Smallest and largest batch, in all and of a GPU in one pass."""
-
-    smallest: int
-    largest: int
-    smallest_local: int
-    largest_local: int
-
-    @property
-    def most_gpus(self) -> int:
-        """GPUs that the largest batch can be spread over."""
-        return self.largest // self.smallest_local
-
-    def split(self, batch: float, gpus: int) -> GpuBatch:
-        """Return a global batch as passes of each GPU.
-
-        One GPU takes at least two passes where the batch is not the smallest: the noise of gradients cannot be told
-        from a single pass.
-        """
-        local = np.ceil(batch / gpus - ROUNDING)
-        accumulation = int(np.ceil(local / self.largest_local - ROUNDING)) - 1
-        if gpus == 1 and batch > self.smallest:
-            accumulation = max(accumulation, 1)
-        share = int(np.ceil(local / (accumulation + 1) - ROUNDING))
-        return GpuBatch(min(share, self.largest // (gpus * (accumulation + 1))), accumulation)
-
-
-def statistical_gain(gradient: Gradient, scale: float) -> float:
-    """Return the progress of a step with a batch so many times the smallest."""
-    return (gradient.variance + gradient.square) / (gradient.variance / scale + gradient.square)
 
 
 @dataclass(slots=True)

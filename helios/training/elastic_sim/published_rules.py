@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from helios.training.elastic_sim.simulator import Decide, ElasticJob, ElasticSnapshot, Placement, TrainingState
+from helios.training.elastic_sim.simulator import ElasticJob
+from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, TrainingState
 
 SHORT_GPU_S = 16 * 3600
 """GPU seconds after which a job falls into the second queue of Tiresias."""

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helios.training.elastic_sim.profiles import (
-    BatchLimits,
-    GpuBatch,
-    Gradient,
-    NotMeasured,
-    ProfileInvalid,
-    read_profile,
-    statistical_gain,
-)
+from helios.training.elastic_sim.profiles import NotMeasured, ProfileInvalid, read_profile
+from helios.training.sizes.model import BatchLimits, GpuBatch, Gradient, statistical_gain
 from tests.unit.training.elastic_sim.models import model, write_model
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)

@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks.elastic import read_profiles, read_workload, summarise
 from helios.training.elastic_sim.published_rules import TUNED, fixed, optimus, tiresias
-from helios.training.elastic_sim.simulator import ElasticJob, ElasticSnapshot, simulate
+from helios.training.elastic_sim.simulator import ElasticJob, simulate
+from helios.training.sizes.snapshot import ElasticSnapshot
 from tests.traces import TRACES
 from tests.unit.training.elastic_sim.models import model
-from tests.unit.training.elastic_sim.test_placing import state
+from tests.unit.training.sizes.test_placing import state
 
 POLLUX = TRACES.parent / "profiles" / "pollux"
 

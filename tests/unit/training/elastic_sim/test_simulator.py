@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from helios.training.elastic_sim import simulator
-from helios.training.elastic_sim.simulator import (
-    AllocationInvalid,
-    Decide,
-    ElasticJob,
-    ElasticSnapshot,
-    Placement,
-    TrainingState,
-    simulate,
-)
+from helios.training.elastic_sim.simulator import AllocationInvalid, Decide, ElasticJob, simulate
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement, TrainingState
 from tests.unit.training.elastic_sim.models import model
 
 

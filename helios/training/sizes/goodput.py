@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
-from helios.training.elastic_sim.profiles import ROUNDING, BatchLimits, GpuBatch, Gradient, StepTime
+from helios.training.sizes.model import ROUNDING, BatchLimits, GpuBatch, Gradient, Measured
 
 CANDIDATES = 50
 """Global batches that are tried between the smallest and the largest, evenly in the logarithm."""
@@ -32,14 +31,6 @@ _TINY = 1e-12
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-class StepRun(NamedTuple):
-    """Nodes, GPUs, and samples of a GPU of a step that was measured."""
-
-    nodes: int
-    gpus: int
-    local: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +95,6 @@ class Goodput:
         _, local, accumulation = self.best(nodes, gpus)
         passes = int(accumulation[0]) + 1
         return GpuBatch(min(int(local[0]), self.limits.largest // (gpus * passes)), passes - 1)
-
-
-Measured = tuple[tuple[StepRun, StepTime], ...]
-"""Steps that were measured, sorted, each kind once."""
 
 
 @lru_cache(maxsize=100_000)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from helios.training.elastic_sim.goodput import StepRun
-from helios.training.elastic_sim.profiles import Gradient, StepTime
-from helios.training.elastic_sim.rules import ELASTIC
-from helios.training.elastic_sim.simulator import ElasticSnapshot, TrainingState
-from tests.unit.training.elastic_sim.test_placing import state
+from helios.training.sizes.model import Gradient, StepRun, StepTime
+from helios.training.sizes.rules import ELASTIC
+from helios.training.sizes.snapshot import ElasticSnapshot, TrainingState
+from tests.unit.training.sizes.test_placing import state
 
 MEASURED = ((StepRun(1, 1, 10), StepTime(0.2, 0.0)),)
 NOISY = Gradient(square=0.001, variance=1.0)

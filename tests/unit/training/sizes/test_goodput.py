@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from helios.training.elastic_sim import goodput as module
-from helios.training.elastic_sim.goodput import Goodput, Measured, SpeedModel, StepRun, fit_speed
-from helios.training.elastic_sim.profiles import BatchLimits, GpuBatch, Gradient, StepTime
+from helios.training.sizes import goodput as module
+from helios.training.sizes.goodput import Goodput, SpeedModel, fit_speed
+from helios.training.sizes.model import BatchLimits, GpuBatch, Gradient, Measured, StepRun, StepTime
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)
 TRUE = SpeedModel(0.1, 0.01, 0.2, 0.01, 0.05, 0.01, 1.5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.elastic_sim.placing import maximise_sum, place, possible_sizes
-from helios.training.elastic_sim.simulator import CHANGE_S, Decide, ElasticSnapshot, Placement, TrainingState
+from helios.training.sizes.placing import maximise_sum, place, possible_sizes
+from helios.training.sizes.snapshot import CHANGE_S, Decide, ElasticSnapshot, Placement, TrainingState
 
 Floats = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.training.elastic_sim.placing import maximise_sum, place, possible_sizes
-from helios.training.elastic_sim.profiles import BatchLimits
-from helios.training.elastic_sim.simulator import ElasticSnapshot, Placement, TrainingState
+from helios.training.sizes.model import BatchLimits
+from helios.training.sizes.placing import maximise_sum, place, possible_sizes
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement, TrainingState
 from tests.examples import examples
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.elastic_sim.simulator import ElasticSnapshot, Placement
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,1 @@
+"""How many devices each training has, decided from what it has shown."""
