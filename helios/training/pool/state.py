@@ -141,6 +141,7 @@ class TrialRecord:
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
             "devices": list(self.devices),
+            **({"changes": self.changes, "pause_s": self.pause_s} if self.changes else {}),
             **({"reason": self.reason} if self.reason else {}),
         }
 
