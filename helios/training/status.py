@@ -267,6 +267,7 @@ class PoolStatus:
                     {
                         "attempt": len(attempts) + 1,
                         "devices": line["devices"],
+                        "resized": [],
                         "started_s": line["at_s"],
                         "memory_limit_mib": line["memory_limit_mib"],
                         "why": line.get("why", ""),
@@ -278,6 +279,8 @@ class PoolStatus:
                         **{name: run.get(name) for name in ("commit", "changed", "helios", "host")},
                     }
                 )
+            elif line["what"] == "resized" and attempts:
+                attempts[-1]["resized"].append({key: line[key] for key in ("at_s", "devices", "pause_s", "in_place")})
             elif "state" in line and attempts:
                 ended = {name: line[name] for name in ("reason", "seconds", "peak_memory_mib", "value")}
                 attempts[-1] |= {"outcome": line["what"], **ended}

@@ -87,7 +87,8 @@ class Deliverables:
             return True
         for attempt in self._trials.running:
             if attempt.trial.number == self._trials.pool_number(record):
-                if attempt.asked in {None, TaskRequest.CHECKPOINT} and (tier, record.attempts) not in self._asked_s:
+                is_free = attempt.change is None and attempt.asked in {None, TaskRequest.CHECKPOINT}
+                if is_free and (tier, record.attempts) not in self._asked_s:
                     self._asked_s[tier, record.attempts] = steady_s()
                     attempt.request(TaskRequest.CHECKPOINT)
                 waits_s = steady_s() - self._asked_s.get((tier, record.attempts), steady_s())
