@@ -86,7 +86,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsToTarget:
-    """How many more steps a task needs to a target, from its last report.
+    """Steps that a task needs from its last report to a target.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """Its number in its sweep, behind the name of the sweep where there are several."""
+        """Its number, behind the sweep's name where there are several sweeps."""
         return f"{self.sweep}:{self.number % NUMBERS}" if self.sweep else str(self.number)
 
 
@@ -405,7 +405,7 @@ PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial | ResizeTrial
 
 
 def node_name(device: str) -> str:
-    """Return the name of a device's node, empty for the one of the coordinator."""
+    """Return the name of a device's node, empty for the coordinator's."""
     return device.rpartition("/")[0]
 
 

@@ -79,12 +79,12 @@ class PoolStatus:
 
     @property
     def total(self) -> int:
-        """Number of trials of the sweep, or of those made where that is not known."""
+        """Number of trials of the sweep, else of those made."""
         return max(int(self.about.get("total") or 0), len(self.records.trials))
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of trials in each state, with those that are not made yet as waiting."""
+        """Number of trials in each state, with unmade ones as waiting."""
         counts = Counter(str(trial.state) for trial in self.records.trials.values())
         counts["waiting"] += self.total - len(self.records.trials)
         return {state: count for state, count in sorted(counts.items()) if count}

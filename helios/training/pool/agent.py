@@ -417,7 +417,7 @@ class Agent:
             remove_group(segment.group)
 
     def _start_warm(self, order: dict[str, Any], trial: RunningTrial, environment: dict[str, str]) -> bool:
-        """Start a trial as a fork of the warm process, which has done the imports.
+        """Start a trial as a fork of the process with the imports.
 
         Returns False where there is none.
         """

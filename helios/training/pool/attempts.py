@@ -118,7 +118,7 @@ class Attempt:
 
     @property
     def parts(self) -> int:
-        """Number of its devices that have one memory together, as those of the CPU."""
+        """Number of its devices that share one memory, as CPUs do."""
         return count_parts(self.devices)
 
     def on_node(self, node: str) -> list[Device]:
@@ -145,7 +145,7 @@ class Attempt:
         return self.trial.number if self.process is None else self.process.number
 
     def ran_s(self, now_s: float) -> float:
-        """Return how long it was not held back, as far as is known, s."""
+        """Return how long it was not held back, as known, s."""
         return now_s - self.began_s - self.held_s - self.held_part * max(0.0, now_s - self.held_read_s)
 
     def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:

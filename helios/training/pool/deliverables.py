@@ -41,7 +41,7 @@ RETRY_S = 30.0
 
 
 class Deliverables:
-    """Publishes what reached the targets of a sweep, one at a time, in a thread."""
+    """Publishes what reached a sweep's targets, one at a time."""
 
     def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
         self._trials, self._notes = trials, notes

@@ -90,7 +90,7 @@ class Launcher:
         self._made = 0
 
     def _segment(self, source: PoolSweep) -> dict[str, Any] | None:
-        """Return the order to start a container of a sweep, None where it has none."""
+        """Return the order to start a sweep's container, None without one."""
         if source.container is None:
             return None
         common = dict(mps_environment(self._mps)) if self._mps else {}

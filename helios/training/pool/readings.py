@@ -102,7 +102,7 @@ class Readings:
         del self._readers[number]
 
     def _take_reports(self, attempt: Attempt, reports: Iterable[Report], now: float, *, is_over: bool) -> None:
-        """Take reports of a program, which is not asked for anything if it has ended."""
+        """Take a program's reports, and ask nothing of an ended one."""
         for report in reports:
             attempt.has_reported = True
             attempt.metrics.update(report.metrics)
@@ -133,7 +133,7 @@ class Readings:
             attempt.told.append(report.elastic)
 
     def _take_step(self, attempt: Attempt, step: int, now: float) -> None:
-        """Take note of how far a trial is, and measure its speed while it runs."""
+        """Note how far a trial is, and measure its speed."""
         attempt.step = step
         # Speed counts from the last of the steps that were read first.
         if attempt.beside_since is None or attempt.beside_since[0] == now:

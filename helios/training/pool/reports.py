@@ -196,7 +196,7 @@ class GrowingFile:
 
 
 class PlainFile:
-    """An open plain file of this account or of another one, or an OSError."""
+    """An open plain file of this or another account, or an OSError."""
 
     def __init__(self, path: Path, *, owner: int | None = None) -> None:
         self.handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

@@ -119,7 +119,7 @@ def _in_turns(waiting: Collection[Trial], held: Mapping[int, int], just_ended: C
 def _fused_starts(
     snapshot: PoolSnapshot, used: Mapping[str, int], held: Mapping[int, int], just_ended: Collection[int]
 ) -> Iterator[StartTrial]:
-    """Yield the starts of trials that may be fused, on the slots of their sweeps.
+    """Yield the starts of fusible trials, on the slots of their sweeps.
 
     Where a sweep waits for slots that the processes of others hold, these take no more trials, until each sweep has
     its part.

@@ -192,7 +192,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
 
 
 def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
-    """Return the stored details of an attempt, which was held back for some time."""
+    """Return the stored details of an attempt, held back for a time."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (

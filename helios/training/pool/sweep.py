@@ -367,7 +367,7 @@ def find_placeholders(word: str) -> Iterator[str]:
 
 
 def leave_out(command: Sequence[str], absent: Set[str]) -> list[str]:
-    """Return a command without the words of parameters that a trial does not have.
+    """Return a command without words of parameters that a trial lacks.
 
     Where such a word is the placeholder alone, the flag before it goes as well.
     """

@@ -431,7 +431,7 @@ def _target_of(table: _TargetTable, objectives: Mapping[str, bool]) -> Target:
 
 
 def _objectives(search: _SearchTable | None) -> dict[str, bool]:
-    """Return the metrics that trials are compared by, and whether more of each is better."""
+    """Return the metrics of comparison, and whether more of each is better."""
     if search is None:
         return {}
     metrics = [search.metric] if isinstance(search.metric, str) else search.metric

@@ -237,7 +237,7 @@ class SweepTrials:
         return f"{self._title}:{number % NUMBERS}" if self._title else str(number % NUMBERS)
 
     def identify(self, number: int) -> dict[str, Any]:
-        """Return which trial of which sweep a trial of the pool is, for events."""
+        """Return the sweep and number of a pool's trial, for events."""
         return {"number": number % NUMBERS, "sweep": self.source.name}
 
     def _wait(self, record: TrialRecord) -> None:
@@ -259,7 +259,7 @@ class SweepTrials:
         self.changed = True
 
     def withdraw(self, record: TrialRecord, *, reason: str, finished: bool = False) -> None:
-        """End a trial that waits, as pruned or as finished with its last value."""
+        """End a waiting trial, as pruned or finished with its last value."""
         trial = self.waiting.pop(self.pool_number(record))
         self.state.record_withdrawn(record.number, reason=reason, finished=finished)
         self.unreported.append(record)
@@ -438,7 +438,7 @@ class SweepTrials:
 
     @property
     def finished(self) -> dict[int, tuple[Mapping[str, float], Mapping[str, Any]]]:
-        """Metrics and parameters of those that have finished, by their numbers in the sweep."""
+        """Metrics and parameters of finished trials, by number in the sweep."""
         records = self.state.trials.values()
         return {each.number: (each.metrics, each.parameters) for each in records if each.state is TrialState.FINISHED}
 
