@@ -161,13 +161,13 @@ class Stop:
 
 
 def _number(value: Any) -> float:
-    """Return a number, also of a tensor that has a gradient, of which ``float`` warns."""
+    """Return a number, also of a tensor with a gradient."""
     item = getattr(value, "item", None)
     return float(item() if callable(item) else value)
 
 
 def _write(fields: dict[str, Any]) -> None:
-    """Append a line in one call, so that lines of several processes stay whole."""
+    """Append a line in one call, so that it stays whole."""
     path = os.environ.get("HELIOS_REPORT")
     if not path:
         return
@@ -187,7 +187,7 @@ def _write(fields: dict[str, Any]) -> None:
 
 
 def _tell_slurm(fields: dict[str, Any]) -> None:
-    """Say in the comment of a Slurm job with a target where it stands.
+    """Write how far a job is into its comment on Slurm.
 
     Only its owner and operators may change it, so that Helios knows whose word it is. It is read anew before it is
     changed, as the owner may have changed it. A job without a target is looked at once.
@@ -285,7 +285,7 @@ def request_details() -> dict[str, Any]:
 
 
 def _read_request(*heeded: str) -> str | None:
-    """Return what is requested, and report it as answered, if it is one of these."""
+    """Return and answer what is requested, if it is one of these."""
     path = os.environ.get("HELIOS_REQUESTS")
     if path:
         try:
@@ -402,7 +402,7 @@ def _complete(partial: Path, final: Path) -> None:
 
 
 def mark_checkpoint(name: str, *, step: int | None = None) -> None:
-    """Make a file or folder that is complete the latest checkpoint, and report it."""
+    """Make a complete file or folder the latest checkpoint, and report it."""
     folder = checkpoint_folder()
     if latest_checkpoint() != folder / name:
         partial = folder / f".{LATEST}.partial"
@@ -510,7 +510,7 @@ def _make_lightning_callback() -> Any:
             self.saved_s = time.monotonic()
 
         def keep_newest(self, trainer: Any) -> None:
-            """Have the newest checkpoint of Lightning's own be the latest, also after Lightning removes it."""
+            """Make Lightning's newest checkpoint the latest, and keep a copy of it."""
             saved: list[str] = []
             for each in getattr(trainer, "checkpoint_callbacks", ()):
                 saved += [getattr(each, "last_model_path", ""), getattr(each, "best_model_path", "")]

@@ -173,6 +173,7 @@ def prepare_pools(
         "slots": asked.slots,
         "memory_mib": asked.memory_mib,
         "gpu_slots": 1 if choice is None else SHARED_SLOTS,
+        "split": any(sweep.elastic is not None for sweep in sweeps.values()),
     }
     devices = find_devices(**wanted)
     if asked.mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):

@@ -42,7 +42,7 @@ GROWTH_FLOOR = 0.5
 
 
 def needs_known(decide: Decide, trials: Sequence[SimulatedTrial], profiles: PairProfiles) -> Decide:
-    """Return a rule that is told how much each trial needs to its targets."""
+    """Return a rule that knows what each trial needs to its targets."""
     works_of = [trial.work_to_targets for trial in trials]
     speeds = [float(profiles.alone[trial.family]) for trial in trials]
 
@@ -164,7 +164,7 @@ class TargetComparison:
         }
 
     def _tier_json(self, rule: str, tier: int) -> dict[str, Any]:
-        """Return the times to a target, with None for tasks that never reach it."""
+        """Return the times to a target, None where it is never reached."""
         works = self.outcomes[rule].reached_s
         times_s = {
             task: finite(float(time_s))

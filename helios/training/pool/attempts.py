@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from helios.training.model import Device, Trial, fused_with
+from helios.training.model import Device, Trial, fused_with, node_name
 from helios.training.pool.clock import steady_s
 from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
@@ -22,6 +22,30 @@ LEAST_SHARE = 0.01
 def count_parts(devices: Sequence[Device]) -> int:
     """Return of how many devices the memory is measured and limited as one."""
     return len(devices) if devices[0].kind == "cpu" else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """A change of a trial's devices that is under way.
+
+    Attributes
+    ----------
+    number : int
+        That of the request.
+    devices, before : tuple of Device
+        What it is to have, those that it keeps first, and what it had.
+    by_s : float
+        When it is given up, s since the epoch.
+    in_place : bool
+        Whether the program changes while it runs. Else it is started again.
+    """
+
+    number: int
+    devices: tuple[Device, ...]
+    before: tuple[Device, ...]
+    by_s: float
+    in_place: bool
+    reason: str
 
 
 @dataclass(slots=True)
@@ -71,6 +95,17 @@ class Attempt:
     """When the trial would have begun without pauses, s since the epoch."""
     read_s: float | None = None
     """When reports of this attempt were read last, s since the epoch."""
+    is_elastic: bool = False
+    """Whether its program has told of its size, so that it can change in place."""
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    """What it has told of its size since that was looked at."""
+    change: SizeChange | None = None
+    sized_s: float = 0.0
+    """When its devices changed last, s since the epoch."""
+    refused_s: float = -inf
+    """When it kept its size though it was asked to change, s since the epoch."""
+    restarted_s: float | None = None
+    """When it was started again on other devices, until it reports, s since the epoch."""
 
     @property
     def log(self) -> Path:
@@ -79,8 +114,27 @@ class Attempt:
 
     @property
     def parts(self) -> int:
-        """Number of its devices that have one memory together, as those of the CPU."""
+        """Number of its devices that share one memory, as CPUs do."""
         return count_parts(self.devices)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Names of the nodes of its devices."""
+        return {node_name(each.name) for each in self.devices}
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether it was asked to pause or stop, or is being ended."""
+        return self.terminated or self.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
+
+    @property
+    def seen(self) -> Trial:
+        """The trial as services see it now."""
+        elastic = self.trial.elastic
+        if elastic is not None:
+            gpu_s = len(self.trial.devices) * (steady_s() - self.sized_s)
+            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s)
+        return replace(self.trial, curve=self.curve.points, elastic=elastic)
 
     @property
     def process_number(self) -> int:
@@ -88,7 +142,7 @@ class Attempt:
         return self.trial.number if self.process is None else self.process.number
 
     def ran_s(self, now_s: float) -> float:
-        """Return how long it was not held back, as far as is known, s."""
+        """Return how long it was not held back, as known, s."""
         return now_s - self.began_s - self.held_s - self.held_part * max(0.0, now_s - self.held_read_s)
 
     def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
@@ -187,8 +241,7 @@ class Attempts:
         """
         given: dict[int, float | None] = {}
         for attempt in self.on(device):
-            ends = attempt.terminated or attempt.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
-            if len(attempt.devices) == 1 and not ends:
+            if len(attempt.devices) == 1 and not attempt.is_asked_to_end:
                 given[attempt.process_number] = attempt.share or given.get(attempt.process_number)
         return divide_time(given)
 

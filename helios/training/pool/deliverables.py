@@ -41,7 +41,7 @@ RETRY_S = 30.0
 
 
 class Deliverables:
-    """Publishes what reached the targets of a sweep, one at a time, in a thread."""
+    """Publishes what reached a sweep's targets, one at a time."""
 
     def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
         self._trials, self._notes = trials, notes
@@ -87,7 +87,8 @@ class Deliverables:
             return True
         for attempt in self._trials.running:
             if attempt.trial.number == self._trials.pool_number(record):
-                if attempt.asked in {None, TaskRequest.CHECKPOINT} and (tier, record.attempts) not in self._asked_s:
+                is_free = attempt.change is None and attempt.asked in {None, TaskRequest.CHECKPOINT}
+                if is_free and (tier, record.attempts) not in self._asked_s:
                     self._asked_s[tier, record.attempts] = steady_s()
                     attempt.request(TaskRequest.CHECKPOINT)
                 waits_s = steady_s() - self._asked_s.get((tier, record.attempts), steady_s())

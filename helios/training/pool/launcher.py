@@ -25,7 +25,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.processes import TRIAL, kill_leftovers
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import write_request
-from helios.training.pool.sweep import FUSED_TASK, FusedProgram
+from helios.training.pool.sweep import FUSED_TASK, ElasticProgram, FusedProgram
 from helios.training.pool.trials import PoolSweep, Sweeps
 
 _AGENT_DEATHS = 5
@@ -87,7 +87,7 @@ class Launcher:
         self._made = 0
 
     def _segment(self, source: PoolSweep) -> dict[str, Any] | None:
-        """Return the order to start a container of a sweep, None where it has none."""
+        """Return the order to start a sweep's container, None without one."""
         if source.container is None:
             return None
         common = dict(mps_environment(self._mps)) if self._mps else {}
@@ -138,7 +138,7 @@ class Launcher:
             beside = self._attempts.running.get(action.into)
             if beside is not None and beside.process is not None and _may_join(trial, beside):
                 self._start(trial, beside.devices, action, beside.process)
-        elif all(self._may_start(trial, device) for device in devices):
+        elif all(self.may_start(trial, device) for device in devices):
             self._start(trial, devices, action)
 
     def launch(self) -> None:
@@ -170,6 +170,26 @@ class Launcher:
         """Have the agent end a trial's process."""
         if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
             of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+
+    def limit(self, attempt: Attempt) -> None:
+        """Tell an agent the memory limit and the GPUs of a trial."""
+        if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
+            limit_mib, gpus = attempt.limit_mib * attempt.parts, self._gpus(attempt.devices)
+            of_node.send({"do": "limit", "number": attempt.trial.number, "limit_mib": limit_mib, "gpus": gpus})
+
+    def worker_environments(self, devices: Sequence[Device]) -> list[dict[str, str]]:
+        """Return what the worker of each device has beside the environment of its trial."""
+        chosen = "CUDA_VISIBLE_DEVICES"
+        return [{chosen: has[chosen]} if chosen in (has := self._environment(each)) else {} for each in devices]
+
+    def _environment(self, device: Device) -> Mapping[str, str]:
+        node = self._nodes.get(node_name(device.name))
+        return device_environment(device) if node is None else node.environment[device.name]
+
+    def _gpus(self, devices: Sequence[Device]) -> list[str | None]:
+        """Return what CUDA calls some devices, but for the CPU."""
+        nodes = [(self._nodes.get(node_name(each.name)), each) for each in devices if each.kind == "gpu"]
+        return [gpu_id(each) if node is None else node.gpus[each.name] for node, each in nodes]
 
     def share(self, action: ShareTrial) -> None:
         """Take over what a service gives a trial of its device's time."""
@@ -238,7 +258,7 @@ class Launcher:
         step = self._nodes[name].step if name else ()
         self.agents[name] = AgentProcess(self._pool, step, mps=self._mps)
 
-    def _may_start(self, trial: Trial, device: Device) -> bool:
+    def may_start(self, trial: Trial, device: Device) -> bool:
         """Return whether a trial may join those that a device has."""
         beside = self._attempts.on(device)
         processes = {each.process_number for each in beside}
@@ -295,7 +315,9 @@ class Launcher:
             process=None if process is None else process.number,
         )
         del trials.waiting[trial.number]
-        attempt = Attempt(trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, process=process)
+        attempt = Attempt(
+            trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, sized_s=now, process=process
+        )
         self._attempts.add(attempt)
         self._readings.restore(attempt)
         if process is None:
@@ -322,6 +344,8 @@ class Launcher:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
+        if (elastic := self._sweeps.of(trial.number).sweep.elastic) is not None:
+            own["HELIOS_ELASTIC"] = json.dumps(self._describe_elastic(attempt, elastic))
         self._order_start(
             attempt.devices,
             {
@@ -335,14 +359,24 @@ class Launcher:
             own,
         )
 
+    def _describe_elastic(self, attempt: Attempt, elastic: ElasticProgram) -> dict[str, Any]:
+        """Return what a program of changing size is told at its start."""
+        threads = {**os.environ, **self._environment(attempt.devices[0])}
+        threads |= self._sweeps.of(attempt.trial.number).sweep.env
+        return {
+            "devices": self.worker_environments(attempt.devices),
+            "batch": elastic.batch,
+            "local_batch": elastic.local_batch,
+            "threads": int(threads.get("OMP_NUM_THREADS") or 1),
+            "node": 0,
+            "nodes": 1,
+        }
+
     def _order_start(self, devices: Sequence[Device], order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of some devices start a process."""
         trials, name = self._sweeps.of(order["number"]), node_name(devices[0].name)
-        node = self._nodes.get(name)
-        on_device = join_environments(
-            [device_environment(each) if node is None else node.environment[each.name] for each in devices]
-        )
-        gpus = [gpu_id(each) if node is None else node.gpus[each.name] for each in devices if each.kind == "gpu"]
+        on_device = join_environments([self._environment(each) for each in devices])
+        gpus = self._gpus(devices)
         if (threads := trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
             on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}

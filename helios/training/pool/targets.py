@@ -45,7 +45,7 @@ def looks_reversed(target: Target, value: float) -> bool:
 
 
 def _contradicts_name(target: Target) -> bool:
-    """Return whether the name of a metric says that the other direction is better."""
+    """Return whether a metric's name speaks for the other direction."""
     name = _LESS_IS_BETTER if target.maximize else _MORE_IS_BETTER
     return name.search(target.metric) is not None
 
@@ -179,7 +179,7 @@ class SweepTarget:
         return [tier for tier in left if self._target.is_reached(tier, value)]
 
     def _reach(self, number: int, value: float | None, **about: Any) -> None:
-        """Record the targets that a value of a trial reaches, unless another one was first."""
+        """Record the targets that a trial's value is first to reach."""
         target, state = self._target, self._trials.state
         assert target is not None
         for tier in self._new_tiers(value):
