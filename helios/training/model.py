@@ -71,6 +71,8 @@ class Device:
     places : int
         How many trials run at the same time where they have shares of its time. On a CPU it is the cores, by those of a
         trial.
+    cores : int, optional
+        Cores that its trials divide, where these are not all of the machine.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Device:
     model: str = ""
     slots: int = 8
     places: int = 1
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from helios.training.model import (
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
+from helios.training.pool.elastic_state import first_state
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.orders import PoolOrder
@@ -327,6 +328,9 @@ class SweepTrials:
             owner=self.sweep.owner,
             target=self.goal.target,
             targets_reached=self.goal.count_reached,
+            elastic=None
+            if self.sweep.elastic is None
+            else first_state(self.sweep.elastic, record, self.folder(record.number) / "report.jsonl"),
         )
 
     def expect(self) -> None:
@@ -335,8 +339,7 @@ class SweepTrials:
         if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
             return
         running = self.running
-        seen = (replace(attempt.trial, curve=attempt.curve.points) for attempt in running)
-        trials = [*self.waiting.values(), *seen]
+        trials = [*self.waiting.values(), *(attempt.seen for attempt in running)]
         runs = [*self._runs, *(self.describe_run(attempt, "running", now - attempt.began_s) for attempt in running)]
         forecasts = self._forecast([self._as_alone(trial) for trial in trials], runs)
         for trial, forecast in zip(trials, forecasts, strict=True):
