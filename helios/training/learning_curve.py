@@ -1,4 +1,4 @@
-"""Forecast of the steps that a task needs to a metric's value.
+"""Forecast of the steps that a training task needs to a value of its metric.
 
 A family of monotone shapes over the step, each with an offset and a height, is fitted to the points so far in closed
 form. Shapes count by how well they explain the points, times a prior. All together give the distribution of the step
@@ -129,7 +129,7 @@ NO_CURVES = EarlierCurves()
 
 
 def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
-    """Return the curves of the last runs that ended, by one metric."""
+    """Return the curves of the last runs that ran to their end, by one metric."""
     whole = [run for run in runs if run.curve and run.outcome in {"finished", "diverged"}][-MOST_EARLIER:]
     if not whole:
         return NO_CURVES
@@ -264,7 +264,7 @@ def learn_prior(curves: Iterable[tuple[Sequence[CurvePoint], bool]], *, base: Cu
 
 
 def _times(last: float, between: float, horizon: float | None) -> Array:
-    """Return the last step and the steps of the distribution."""
+    """Return the last step and the steps after it at which the distribution is computed."""
     end = max(MOST_STEPS * last if horizon is None else horizon, last + between)
     first = min(between, 0.5 * (end - last))
     return np.concatenate([[last], last + first * ((end - last) / first) ** np.linspace(0, 1, TIMES)])
@@ -282,7 +282,7 @@ def _shapes(t: Array, scales: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Points:
-    """Points of a curve, 0 at first and 1 at the target."""
+    """Points of a curve, with 0 for its first value and 1 for the target."""
 
     steps: Array
     values: Array
