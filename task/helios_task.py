@@ -81,6 +81,7 @@ class _State:
 
     def __init__(self) -> None:
         self.folder: Path | None = None
+        self.removed: Path | None = None
         self.seen: tuple[int, int] | None = None
         self.details: dict[str, Any] = {}
         self.persists = False
@@ -161,13 +162,13 @@ class Stop:
 
 
 def _number(value: Any) -> float:
-    """Return a number, also of a tensor that has a gradient, of which ``float`` warns."""
+    """Return a number, also of a tensor with a gradient."""
     item = getattr(value, "item", None)
     return float(item() if callable(item) else value)
 
 
 def _write(fields: dict[str, Any]) -> None:
-    """Append a line in one call, so that lines of several processes stay whole."""
+    """Append a line in one call, so that it stays whole."""
     path = os.environ.get("HELIOS_REPORT")
     if not path:
         return
@@ -187,7 +188,7 @@ def _write(fields: dict[str, Any]) -> None:
 
 
 def _tell_slurm(fields: dict[str, Any]) -> None:
-    """Say in the comment of a Slurm job with a target where it stands.
+    """Write how far a job is into its comment on Slurm.
 
     Only its owner and operators may change it, so that Helios knows whose word it is. It is read anew before it is
     changed, as the owner may have changed it. A job without a target is looked at once.
@@ -218,7 +219,8 @@ def _tell_slurm(fields: dict[str, Any]) -> None:
         _state.failures += 1
         _state.retry_s = time.monotonic() + wait_s
         if _state.failures == 1:
-            print(f"helios_task: Slurm could not be told, and is tried later: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
+            said = (getattr(reason, "stderr", None) or b"").decode("utf-8", "replace").strip()
+            print(f"helios_task: Slurm could not be told, and is tried later: {said or reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
 def _note_progress(fields: dict[str, Any]) -> bool:
@@ -285,7 +287,7 @@ def request_details() -> dict[str, Any]:
 
 
 def _read_request(*heeded: str) -> str | None:
-    """Return what is requested, and report it as answered, if it is one of these."""
+    """Return and answer what is requested, if it is one of these."""
     path = os.environ.get("HELIOS_REQUESTS")
     if path:
         try:
@@ -336,16 +338,15 @@ def checkpoint_folder(otherwise: str | Path | None = None) -> Path:
     Parameters
     ----------
     otherwise : path, optional
-        Used without a pool; without it a new folder that is removed at the end of the program.
+        Used without a pool, from then on; without it a new folder that is removed at the end of the program.
     """
-    chosen = os.environ.get("HELIOS_CHECKPOINTS") or otherwise
-    if chosen:
-        folder = Path(chosen)
-    else:
-        if _state.folder is None:
-            _state.folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
-            atexit.register(_remove, _state.folder, os.getpid())
-        folder = _state.folder
+    chosen = os.environ.get("HELIOS_CHECKPOINTS") or otherwise or _state.folder
+    if not chosen:
+        chosen = _state.removed = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+        atexit.register(_remove, _state.removed, os.getpid())
+        if os.environ.get("SLURM_JOB_ID"):
+            print("helios_task: checkpoints are removed when the program ends; set HELIOS_CHECKPOINTS", file=sys.stderr)  # noqa: T201 - no logger here
+    folder = _state.folder = Path(chosen)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -402,13 +403,13 @@ def _complete(partial: Path, final: Path) -> None:
 
 
 def mark_checkpoint(name: str, *, step: int | None = None) -> None:
-    """Make a file or folder that is complete the latest checkpoint, and report it."""
+    """Make a complete file or folder the latest checkpoint, and report it."""
     folder = checkpoint_folder()
     if latest_checkpoint() != folder / name:
         partial = folder / f".{LATEST}.partial"
         partial.write_text(name + "\n", encoding="utf-8")
         _complete(partial, folder / LATEST)
-    report(step=step, checkpoint=name)
+    report(step=step, checkpoint=None if folder == _state.removed else name)  # a requeued job would not find it
 
 
 def latest_checkpoint() -> Path | None:
@@ -510,7 +511,7 @@ def _make_lightning_callback() -> Any:
             self.saved_s = time.monotonic()
 
         def keep_newest(self, trainer: Any) -> None:
-            """Have the newest checkpoint of Lightning's own be the latest, also after Lightning removes it."""
+            """Make Lightning's newest checkpoint the latest, and keep a copy of it."""
             saved: list[str] = []
             for each in getattr(trainer, "checkpoint_callbacks", ()):
                 saved += [getattr(each, "last_model_path", ""), getattr(each, "best_model_path", "")]

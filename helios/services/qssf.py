@@ -225,7 +225,7 @@ class QssfOptions:
 
 
 class Qssf:
-    """Start jobs with the least predicted service first, and age them as they wait.
+    """Start jobs with the least predicted service first, and age them.
 
     The key of a job is ``ln(GPUs x E[min(T, 8 h)]) + (submission - reference) / tau``; a CPU job counts as one GPU. Its
     urgency follows from the key on a fixed scale: a job of the reference moment with 10 GPU-seconds has 0.9, with 10^7

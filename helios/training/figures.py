@@ -197,7 +197,7 @@ def curves_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
 
 
 def parallel_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
-    """Draw each trial as a line over the axes of its parameters and the metric.
+    """Draw each trial as a line over parameters and metric.
 
     The axes stand beside each other, or lie below each other where ``narrow``. None where fewer than two trials have a
     value, or no parameter differs.
@@ -233,7 +233,7 @@ def parallel_figure(pool: PlottedPool, *, narrow: bool = False) -> str | None:
 
 
 def importance_figure(metric: str, explained: Mapping[str, float], *, narrow: bool = False) -> str | None:
-    """Draw the importance of each parameter as a bar. None where none is known."""
+    """Draw the importance of each parameter, or nothing where none is known."""
     if not explained:
         return None
     names = sorted(explained, key=explained.__getitem__)
@@ -436,7 +436,7 @@ def _metric_axis(axes: Axes, pool: PlottedPool, values: Sequence[float | None]) 
 
 
 def _by_tone(pool: PlottedPool, trials: Sequence[PlottedTrial]) -> list[tuple[dict[str, Any], list[PlottedTrial]]]:
-    """Return the trials of each tone and how it is drawn, the best last."""
+    """Return each tone's trials and its style, the best last."""
     places, n_blue, best = {trial.number: place for place, trial in enumerate(pool.ranked)}, pool.n_blue, pool.best
     parts: dict[str, list[PlottedTrial]] = {"other": [], "finished": [], "pruned": [], "blue": [], "best": []}
     for trial in trials:

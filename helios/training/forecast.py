@@ -236,7 +236,7 @@ def measured_speeds(runs: Iterable[TrialRun]) -> tuple[SharedSpeed, ...]:
 
 
 def trial_facts(runs: Iterable[TrialRun]) -> list[TrialFacts]:
-    """Return what each trial needed on one device, in the order in which they ended.
+    """Return what each trial needed on one device, the first ended first.
 
     Time beside other trials is multiplied by the speed there as a share of the family's speed alone, if both are known.
     """
@@ -409,7 +409,7 @@ def _features(
 
 
 def _fit(facts: Sequence[TrialFacts], target: str) -> _Trees | None:
-    """Return a model of one target, or None for too few trials or no parameters.
+    """Return a model of one target, None for too few trials.
 
     A first model is trained on the earlier trials alone. Its errors on the later ones give the spread.
     """

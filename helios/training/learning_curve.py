@@ -1,4 +1,4 @@
-"""Forecast of the steps that a training task needs to a value of its metric.
+"""Forecast of the steps that a task needs to a metric's value.
 
 A family of monotone shapes over the step, each with an offset and a height, is fitted to the points so far in closed
 form. Shapes count by how well they explain the points, times a prior. All together give the distribution of the step
@@ -153,7 +153,7 @@ NO_CURVES = EarlierCurves()
 
 
 def earlier_curves(runs: Sequence[TrialRun]) -> EarlierCurves:
-    """Return the curves of the last runs that ran to their end, by one metric."""
+    """Return the curves of the last runs that ended, by one metric."""
     whole = [run for run in runs if run.curve and run.outcome in {"finished", "diverged"}][-MOST_EARLIER:]
     if not whole:
         return NO_CURVES
@@ -324,7 +324,7 @@ def _between(steps: Array) -> float:
 
 
 def _times(steps: Array, horizon: float | None) -> Array:
-    """Return the last step and the steps after it at which the distribution is computed."""
+    """Return the last step and the steps of the distribution."""
     last, between = max(1.0, steps[-1]), _between(steps)
     end = max(MOST_STEPS * last if horizon is None else horizon, last + between)
     first = min(between, 0.5 * (end - last))
@@ -344,7 +344,7 @@ def _shapes(t: Array, scales: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Points:
-    """Points of a curve, with 0 for its first value and 1 for the target."""
+    """Points of a curve, 0 at first and 1 at the target."""
 
     steps: Array
     values: Array

@@ -71,6 +71,8 @@ class Device:
     places : int
         How many trials run at the same time where they have shares of its time. On a CPU it is the cores, by those of a
         trial.
+    cores : int, optional
+        Cores that its trials divide, where these are not all of the machine.
     """
 
     name: str
@@ -79,11 +81,12 @@ class Device:
     model: str = ""
     slots: int = 8
     places: int = 1
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsToTarget:
-    """How many more steps a task needs to a target, from its last report.
+    """Steps that a task needs from its last report to a target.
 
     Attributes
     ----------
@@ -226,7 +229,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """Its number in its sweep, behind the name of the sweep where there are several."""
+        """Its number, behind the sweep's name where there are several sweeps."""
         return f"{self.sweep}:{self.number % NUMBERS}" if self.sweep else str(self.number)
 
 
@@ -402,7 +405,7 @@ PoolAction = StartTrial | PauseTrial | StopTrial | ShareTrial | ResizeTrial
 
 
 def node_name(device: str) -> str:
-    """Return the name of a device's node, empty for the one of the coordinator."""
+    """Return the name of a device's node, empty for the coordinator's."""
     return device.rpartition("/")[0]
 
 

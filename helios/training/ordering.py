@@ -60,7 +60,7 @@ class GivenOrder:
 
 
 def order_pool(folder: Path, what: str, numbers: Sequence[int], *, progress: Progress) -> GivenOrder:
-    """Give an order to a pool, and wait a little until it is carried out.
+    """Give an order to a pool, and wait for it a little.
 
     Raises
     ------

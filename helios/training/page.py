@@ -59,7 +59,7 @@ def _sections(result: PoolResult) -> list[PageSection]:
 
 
 def _plotted(result: PoolResult) -> PlottedPool:
-    """Return the trials with their curves, which are in the folder of the pool."""
+    """Return the trials with their curves from the pool's folder."""
     curves = {run.number: run.curve for run in read_runs(Path(result.folder))}
     trials = [
         PlottedTrial(

@@ -1,4 +1,4 @@
-"""Runs of trials in the warehouse, from which later pools forecast memory and time."""
+"""Runs of trials in the warehouse, from which later pools forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of tasks that a simulation goes through, from earlier runs or a file."""
+"""Curves of simulated tasks, from earlier runs or a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_curves(
     *,
     seed: int,
 ) -> tuple[list[TaskCurve], list[str]]:
-    """Return the curve of each trial, and a note on where they are from.
+    """Return the curve of each trial, and a note on their source.
 
     It is that of the file, else that of the earlier run with the same parameters, else one of its family, else one of
     its program.

@@ -75,7 +75,7 @@ class PoolResult:
 
     @property
     def best(self) -> int | None:
-        """Number of the finished trial with the best metric, None where several are compared."""
+        """Number of the best finished trial, None with several metrics."""
         return next(iter(self.front), None) if len(self.objectives) == 1 else None
 
     @property
@@ -144,7 +144,7 @@ class PoolResults:
         return max(result.exit_code for result in self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer of ``helios pool run --json``, a list of answers for several sweeps."""
+        """Return what ``helios pool run --json`` prints, a list for several sweeps."""
         answers = [result.to_json() for result in self.results]
         return answers[0] if len(answers) == 1 else {"sweeps": answers}
 
@@ -155,7 +155,7 @@ class PoolResults:
 
 
 def find_best(metrics: Mapping[int, Mapping[str, float]], objectives: Mapping[str, bool]) -> list[int]:
-    """Return the numbers of trials that no other trial equals or beats in every metric.
+    """Return the numbers of the trials on the Pareto front.
 
     With one metric this is one trial, with several the Pareto front, the best by the first metric first. Of equal
     trials the first one counts, and trials that lack a metric do not.
@@ -186,7 +186,7 @@ def best_in_words(
     *,
     width: int | None = None,
 ) -> list[str]:
-    """Return sentences on the best trials, from the metrics and parameters of all that finished.
+    """Return sentences on the best trials, compared with all that finished.
 
     With a width parameters are shortened, so that each is one line.
     """

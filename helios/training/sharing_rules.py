@@ -25,7 +25,7 @@ from helios.training.simulator import Decide, PoolOutcome, SimulatedPool
 
 
 def share_fixed(together: int) -> Decide:
-    """Return the rule of a fixed number of trials on a device, started in order.
+    """Return the rule of a fixed number of trials on a device.
 
     A trial that was killed for memory starts again alone on a device.
     """

@@ -98,7 +98,7 @@ class SimulatedTrial:
 
 
 class SeenTrials:
-    """What a pool has seen of its trials, and forecasts of them from that.
+    """What a pool has seen of its trials, and its forecasts.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class SeenTrials:
         self._forecasts = None
 
     def add_end(self, number: int) -> None:
-        """Take the memory of a trial that has ended as what its family needs."""
+        """Take an ended trial's memory as what its family needs."""
         self._finished_mib[self._trials[number].family].append(self._trials[number].memory_mib)
 
     def add_length(self, number: int, taken_s: float) -> None:

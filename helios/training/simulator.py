@@ -497,7 +497,7 @@ class SimulatedPool:
         return self._remaining_s[number] - (1 - works[tier]) * self.trials[number].seconds
 
     def _reach_targets(self, attempt: _Attempt) -> bool:
-        """Record the targets that a trial has reached, and return whether it ends there."""
+        """Record the targets that a trial reached, and return whether it ends."""
         number, true = attempt.number, self.trials[attempt.number]
         reached_s = self._reached_s[number]
         while self._work_to_target_s(number) <= 1e-6:
@@ -520,7 +520,7 @@ class SimulatedPool:
             self._seen.add_report()
 
     def _grow(self) -> None:
-        """See how memory grew, and kill trials that exceed their limit or their device."""
+        """Kill trials whose memory exceeds their limit or their device."""
         growing = [
             attempt
             for attempt in self._running.values()

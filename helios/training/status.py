@@ -79,12 +79,12 @@ class PoolStatus:
 
     @property
     def total(self) -> int:
-        """Number of trials of the sweep, or of those made where that is not known."""
+        """Number of trials of the sweep, else of those made."""
         return max(int(self.about.get("total") or 0), len(self.records.trials))
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of trials in each state, with those that are not made yet as waiting."""
+        """Number of trials in each state, with unmade ones as waiting."""
         counts = Counter(str(trial.state) for trial in self.records.trials.values())
         counts["waiting"] += self.total - len(self.records.trials)
         return {state: count for state, count in sorted(counts.items()) if count}
@@ -125,7 +125,7 @@ class PoolStatus:
             known += [(value, trial.number) for value in trial.extremes]
             metrics = {**trial.metrics, **self.reports.get(trial.number, Report()).metrics}
             known += [(metrics[target.metric], trial.number)] if target.metric in metrics else []
-        value, number = (max if target.maximize else min)(known, key=lambda each: each[0], default=(None, None))
+        value, number = target.best(known) or (None, None)
         need = next((each["need"] for each in live if each.get("need")), None)
         n_reached = len(self.records.reached)
         return {
@@ -267,6 +267,7 @@ class PoolStatus:
                     {
                         "attempt": len(attempts) + 1,
                         "devices": line["devices"],
+                        "resized": [],
                         "started_s": line["at_s"],
                         "memory_limit_mib": line["memory_limit_mib"],
                         "why": line.get("why", ""),
@@ -278,6 +279,8 @@ class PoolStatus:
                         **{name: run.get(name) for name in ("commit", "changed", "helios", "host")},
                     }
                 )
+            elif line["what"] == "resized" and attempts:
+                attempts[-1]["resized"].append({key: line[key] for key in ("at_s", "devices", "pause_s", "in_place")})
             elif "state" in line and attempts:
                 ended = {name: line[name] for name in ("reason", "seconds", "peak_memory_mib", "value")}
                 attempts[-1] |= {"outcome": line["what"], **ended}

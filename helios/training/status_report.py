@@ -14,6 +14,8 @@ from helios.training.report import best_in_words, code_in_words, memory_in_words
 from helios.training.status import PoolStatus
 from helios.units import bar, count_in_words, duration_in_words, rounded_duration
 
+UNLIKELY = 0.05
+"""Chance of a target below which no time is said."""
 MOST_DEVICES, MOST_RUNNING, MOST_FAILED = 4, 8, 5
 """Devices and trials that the status lists, so that it fits on a screen; --json has all."""
 
@@ -37,6 +39,9 @@ def status_lines(status: PoolStatus, *, width: int) -> list[Any]:
         rows = [_running_cells(status, trial) for trial in status.running[:MOST_RUNNING]]
         lines.append(trial_table(("Trial", "Parameters", "Device", "Done", "Time"), rows, width=width))
         lines += _more(len(status.running) - MOST_RUNNING)
+        for trial in [trial for trial in status.running[:MOST_RUNNING] if trial.changes]:
+            changes = f"{count_in_words(trial.changes, 'change')}: {_size_in_words(trial.devices, trial.pause_s)}"
+            lines.append(escape(f"Trial {trial.number} after {changes}"))
     for trial in status.failed[-MOST_FAILED:]:
         reason = trial.reason.partition("; see ")[0]
         lines.append(escape(f"Trial {trial.number} failed: {reason}; log: {status.log(trial)}"))
@@ -77,7 +82,10 @@ def _need_in_words(need: Mapping[str, Any] | None) -> str:
     if need is None:
         return ""
     low, middle, high = map(rounded_duration, need["seconds"])
-    return f"; trial {need['trial']} is to in {middle} ({low} to {high}), {need['reached']:.0%} likely"
+    how_likely = f"{need['reached']:.0%} likely"
+    if need["reached"] < UNLIKELY:
+        return f"; trial {need['trial']} will hardly reach it, {how_likely}"
+    return f"; trial {need['trial']} is to in {middle} ({low} to {high}), {how_likely}"
 
 
 def best_lines(status: PoolStatus, trials: Iterable[TrialRecord]) -> list[Any]:
@@ -90,7 +98,7 @@ def show_lines(status: PoolStatus, number: int, log: Iterable[str], attempts: Se
     """Return all that is known of a trial."""
     lines = [*_result_lines(status, status.records.trials[number]), *map(escape, target_lines(status))]
     for attempt in attempts:
-        used = [", ".join(attempt["devices"]), f"from {_clock(attempt['started_s'])}"]
+        used = [_devices_in_words(attempt["devices"]), f"from {_clock(attempt['started_s'])}"]
         if attempt["seconds"] is not None:
             used.append(rounded_duration(attempt["seconds"]))
         if attempt["peak_memory_mib"] is not None:
@@ -100,6 +108,10 @@ def show_lines(status: PoolStatus, number: int, log: Iterable[str], attempts: Se
         end = f"{attempt['outcome']}: {attempt['reason']}" if attempt["reason"] else attempt["outcome"]
         lines.append(escape(f"Attempt {attempt['attempt']}: {', '.join(used)}"))
         lines.append(escape(f"  started, since {attempt['why']}; {end}" if attempt["why"] else f"  {end}"))
+        sizes = (
+            f"{_size_in_words(each['devices'], each['pause_s'])}, {_clock(each['at_s'])}" for each in attempt["resized"]
+        )
+        lines += [escape(f"  {size}") for size in sizes]
     return [*lines, escape(f"Log: {status.log(status.records.trials[number])}"), *(escape(f"  {line}") for line in log)]
 
 
@@ -132,7 +144,7 @@ def _running_cells(status: PoolStatus, trial: TrialRecord) -> list[str | Mapping
     return [
         str(trial.number),
         trial.parameters,
-        ", ".join(trial.devices),
+        _devices_in_words(trial.devices),
         done,
         rounded_duration(status.seconds(trial)),
     ]
@@ -156,6 +168,26 @@ def _result_lines(status: PoolStatus, trial: TrialRecord) -> list[str]:
         lines.append(code_in_words(made))
         lines.append(f"Seed: {'none' if made['seed'] is None else made['seed']}; on {made['host']} by {made['user']}")
     return [escape(line) for line in lines]
+
+
+def _size_in_words(devices: Sequence[str], pause_s: float | None) -> str:
+    """Return a trial's devices, and how long it stood still for their change."""
+    pause = "" if pause_s is None else f", stood still for {pause_s:.2g} s"
+    return f"{count_in_words(len(devices), 'device')}, {_devices_in_words(devices)}{pause}"
+
+
+def _devices_in_words(devices: Sequence[str]) -> str:
+    """Return names of devices, those that count up as a range."""
+    words: list[str] = []
+    for name in devices:
+        kind, _, number = name.rpartition(":")
+        last, _, end = words[-1].rpartition(":") if words else ("", "", "")
+        begin, _, end = end.rpartition("-")
+        if last == kind and number.isdigit() and end.isdigit() and int(number) == int(end) + 1:
+            words[-1] = f"{kind}:{begin or end}-{number}"
+        else:
+            words.append(name)
+    return ", ".join(words)
 
 
 def _clock(at_s: float) -> str:

@@ -48,7 +48,7 @@ class StoredPool:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU hours of all attempts, each as if it had its GPUs for itself."""
+        """GPU hours of all attempts, shared GPUs counting for each."""
         return sum(run.seconds * sum(run.placement) / 3600 for run in self.runs if run.device_kind == "gpu")
 
     def plotted(self) -> PlottedPool:

@@ -121,7 +121,7 @@ def pool_whatif(
         (program(sweep), family(sweep, parameters), parameters)
         for sweep, parameters in zip(own, chain(*drawn), strict=True)
     ]
-    told = model.forecasts(asked)
+    raw = model.forecasts(asked)
     known_speeds = model.speeds if gains is None else tuple(speed for speed in model.speeds if not speed.beside)
     run_times_s = [run_time_s] * len(asked)
     task_curves, curve_notes = list[TaskCurve](), list[str]()
@@ -131,15 +131,15 @@ def pool_whatif(
         task_curves, curve_notes = find_curves(tasks, own, asked, past, curves, seed=seed)
         run_times_s = [run_time_s or (curve.seconds and curve.seconds + start_up_s) for curve in task_curves]
     typed = {
-        "--run-time": run_time_s is not None and any(each.seconds_p50 is not None for each in told),
+        "--run-time": run_time_s is not None and any(each.seconds_p50 is not None for each in raw),
         "memory of the sweep file": any(
-            sweep.memory_mib is not None and each.memory_p50_mib for sweep, each in zip(own, told, strict=True)
+            sweep.memory_mib is not None and each.memory_p50_mib for sweep, each in zip(own, raw, strict=True)
         ),
         "--gain": len(known_speeds) < len(model.speeds),
         "--watts": watts is not None and _measured_watts(past) is not None,
     }
     forecasts = [
-        _as_typed(each, seconds, sweep.memory_mib) for each, seconds, sweep in zip(told, run_times_s, own, strict=True)
+        _as_typed(each, seconds, sweep.memory_mib) for each, seconds, sweep in zip(raw, run_times_s, own, strict=True)
     ]
     unknown = {
         sweep.path.name: None
@@ -168,7 +168,7 @@ def pool_whatif(
     written = ", ".join(f"{name} = {json.dumps(value)}" for name, value in choice.options.items())
     notes = [*problems, *([f"{choice.name} has the options {written}."] if written else [])]
     used = [
-        replace(each, seconds_p50=None) if typed_s else each for each, typed_s in zip(told, run_times_s, strict=True)
+        replace(each, seconds_p50=None) if typed_s else each for each, typed_s in zip(raw, run_times_s, strict=True)
     ]
     notes += _notes(sweeps, past, used, run_times_s, devices, start_up_s=start_up_s, reports=reports)
     if above := ", ".join(name for name, wins in typed.items() if wins):
@@ -250,7 +250,7 @@ def _past_runs(
 
 
 def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: float | None) -> TrialForecast:
-    """Return a forecast with what a person typed in place of what runs tell."""
+    """Return a forecast with typed values in place of recorded ones."""
     if run_time_s is not None:
         forecast = replace(forecast, seconds_p50=run_time_s, seconds_p90=run_time_s)
     if memory_mib is not None:
@@ -265,7 +265,7 @@ def _expect(
     trials: Sequence[Trial],
     runs: Sequence[TrialRun],
 ) -> list[TrialForecast]:
-    """Return a forecast of each trial, with what a person typed, by its number."""
+    """Return a forecast of each trial with typed values, by number."""
     found: dict[int, TrialForecast] = {}
     for name in dict.fromkeys(map(program, sweeps)):
         mine = {trial.number: trial for trial in trials if program(sweeps[trial.number]) == name}

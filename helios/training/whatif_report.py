@@ -120,7 +120,7 @@ def _sharing_table(result: PoolWhatIf) -> tuple[list[RenderableType], list[str]]
 
 
 def _share(comparison: PoolComparison | TargetComparison, rule: str) -> float:
-    """Return the share of the oracle's gain, NaN where that gain is too small."""
+    """Return the share of the oracle's gain, NaN of a small one."""
     below_s = (1 - LEAST_GAIN) * comparison.outcomes["exclusive"].makespan_s
     return comparison.share_of_gain(rule) if comparison.outcomes["oracle"].makespan_s < below_s else math.nan
 
@@ -160,7 +160,7 @@ def _rules(cases: Sequence[Mapping[str, Any]], tier: str) -> RenderableType:
 
 
 def _payers(cases: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return each task's times beside those under equal share, those that pay most first."""
+    """Return each task's times beside equal share, the largest loss first."""
     rows = []
     (service,) = cases[0].keys() - {EQUAL, FIRST_COME, SHORTEST, GROWTH, ORACLE}
     for task in cases[0][EQUAL][TIERS[0]]["tasks_s"]:

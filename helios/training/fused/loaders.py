@@ -99,7 +99,7 @@ class LoaderBatches:
         return [leaf.to(self._device, non_blocking=True) if hasattr(leaf, "to") else leaf for leaf in leaves]
 
     def samples_to_check(self) -> tuple[Batch, Batch]:
-        """Return the first batch, and that of another seed where it has the same shapes."""
+        """Return the first batch, and another seed's of the same shapes."""
         (other,) = self._read([Position(1, 0, 0)])
         self._reader.keep(set())
         shapes = ([getattr(leaf, "shape", None) for leaf in batch] for batch in (self._first, other))
@@ -192,7 +192,7 @@ class IndexReader:
         return self._requests.has(position)
 
     def read(self, positions: Sequence[Position]) -> list[Any]:
-        """Return batches, ahead of which others are read if these are the expected ones."""
+        """Return batches, and read ahead if these were expected."""
         with kept_draws(self._requests.generators):
             if list(positions) != self._expected:
                 self._requests.wanted = list(positions)
@@ -243,7 +243,7 @@ class _Requests:
         return following if self.has(following) else Position(position.seed, position.epoch + 1, 0)
 
     def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
-        """Return the seeds and indices of batches, in the order in which models take them."""
+        """Return the seeds and indices of batches, as models take them."""
         positions = self.wanted
         while True:
             for position in positions:
@@ -296,7 +296,7 @@ class PassReader:
         """Return None, as the number of batches is known at the end."""
 
     def has(self, position: Position) -> bool:
-        """Return whether there is such a batch, once the one before it was read."""
+        """Return whether a batch exists, once its predecessor was read."""
         if position.batch == 0 and position not in self._passes and position not in self._ends:
             self._start(position)
         return position not in self._ends
@@ -382,7 +382,7 @@ def _generators(*parts: Any) -> list[torch.Generator]:
 
 
 def epoch_batches(loader: Any, data_seed: int, epoch: int) -> Iterator[Any]:
-    """Return an epoch's batches of a loader, as a model with this seed takes them."""
+    """Return a loader's batches of an epoch for a model's seed."""
     reader = IndexReader(loader) if _has_indices(loader) else PassReader(loader)
     position = Position(data_seed, epoch, 0)
     while reader.has(position):

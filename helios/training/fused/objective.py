@@ -124,7 +124,7 @@ def _as_number(value: Any, loss: Any) -> Any:
 
 
 def count_samples(batch: Batch) -> int:
-    """Return the samples of a batch, by the first dimension of its first tensor."""
+    """Return the samples of a batch, by its first tensor."""
     return next((len(leaf) for leaf in batch if torch.is_tensor(leaf) and leaf.dim()), 1)
 
 

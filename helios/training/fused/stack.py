@@ -96,7 +96,7 @@ class Separate:
     def step(
         self, batches: Sequence[Iterable[Batch]], handle_failure: Callable[[Member, str], None]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take each model's steps, and return its last and its summed losses and metrics.
+        """Take each model's steps, and return last and summed losses and metrics.
 
         ``batches`` are one or more of each model.
         """
@@ -325,7 +325,7 @@ class Stack:
         return self.way == "streams" or (self.way == "compiled" and self.device.type == "cuda")
 
     def step(self, batch: Batch, seed: int) -> tuple[torch.Tensor, dict[int, str]]:
-        """Take a step of each model, and return its loss and metrics, and failures."""
+        """Take a step of each model, and return losses, metrics and failures."""
         values = self.compute_gradients(batch, seed)
         scaled = self.precision is torch.float16
         if scaled:
@@ -405,7 +405,7 @@ class Stack:
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def _calls(self, batch: Batch, scales: Sequence[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
-        """Return what computes the gradients of each chunk, and returns its losses and metrics."""
+        """Return what computes the gradients, losses and metrics of each chunk."""
         calls: list[Callable[[], torch.Tensor]] = []
         ragged = is_ragged(batch)
         for rows, parameters, buffers, gradients in self._current_chunks(each=ragged):

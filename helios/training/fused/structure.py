@@ -63,7 +63,7 @@ def difference(settings: Settings, model: nn.Module) -> str | None:
 
 
 def changed_attribute(settings: Settings, model: nn.Module) -> str | None:
-    """Return an attribute in Python that a model changes as it runs, or None."""
+    """Return a Python attribute that a model changes as it runs."""
     for (kind, name, key), value in settings_of(model).items():
         before = settings.get((kind, name, key))
         if kind == "attribute" and is_plain(value) and is_plain(before) and value != before:

@@ -181,7 +181,7 @@ class Functional:
         scale: Sequence[Any],
         batch: Sequence[Any],
     ) -> Any:
-        """Fill ``gradients``, and return a row for each model, its loss and its metrics.
+        """Fill ``gradients``, and return each model's loss and metrics as a row.
 
         The sum of the losses is differentiated: it has for each model the gradient that the model has alone.
         """

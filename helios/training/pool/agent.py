@@ -196,6 +196,8 @@ class Agent:
             self.start(order)
         elif order["do"] == "share":
             self._shares.set(order)
+        elif order["do"] == "limit":
+            self._limit(order)
         else:
             self.end(int(order["number"]), float(order["grace_s"]))
 
@@ -233,6 +235,16 @@ class Agent:
             return
         process.returncode = 0  # it is waited for with all others, not by this object
         self._report_started(trial, process.pid)
+
+    def _limit(self, order: dict[str, Any]) -> None:
+        """Change the memory limit of a trial, and the GPUs on which it is measured."""
+        trial = self._running.get(int(order["number"]))
+        if trial is None:
+            return
+        trial.limit_mib, trial.gpus = order["limit_mib"], tuple(order["gpus"])
+        if trial.group is not None and self._groups is not None:
+            with contextlib.suppress(OSError):  # more is in use, and it is killed when that is seen
+                self._groups.set_limit(trial.group, trial.limit_mib)
 
     def _make_group(self, name: str, limit_mib: float | None) -> Path | None:
         """Return a new control group with a limit, or None.
@@ -405,7 +417,7 @@ class Agent:
             remove_group(segment.group)
 
     def _start_warm(self, order: dict[str, Any], trial: RunningTrial, environment: dict[str, str]) -> bool:
-        """Start a trial as a fork of the warm process, which has done the imports.
+        """Start a trial as a fork of the process with the imports.
 
         Returns False where there is none.
         """

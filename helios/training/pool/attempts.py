@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from helios.training.model import Device, Trial, fused_with
+from helios.training.model import Device, Trial, fused_with, node_name
 from helios.training.pool.clock import steady_s
 from helios.training.pool.curve import Curve
 from helios.training.pool.fusing import FusedProcess
@@ -24,6 +24,30 @@ def count_parts(devices: Sequence[Device]) -> int:
     return len(devices) if devices[0].kind == "cpu" else 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """A change of a trial's devices that is under way.
+
+    Attributes
+    ----------
+    number : int
+        That of the request.
+    devices, before : tuple of Device
+        What it is to have, those that it keeps first, and what it had.
+    by_s : float
+        When it is given up, s since the epoch.
+    in_place : bool
+        Whether the program changes while it runs. Else it is started again.
+    """
+
+    number: int
+    devices: tuple[Device, ...]
+    before: tuple[Device, ...]
+    by_s: float
+    in_place: bool
+    reason: str
+
+
 @dataclass(slots=True)
 class Attempt:
     """A trial that runs."""
@@ -33,6 +57,10 @@ class Attempt:
     limit_mib: float
     folder: Path
     began_s: float
+    nodes: tuple[str, ...] = ("",)
+    """Names of the nodes on which it has a process."""
+    ends: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How its processes ended, by their nodes."""
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
@@ -71,6 +99,17 @@ class Attempt:
     """When the trial would have begun without pauses, s since the epoch."""
     read_s: float | None = None
     """When reports of this attempt were read last, s since the epoch."""
+    is_elastic: bool = False
+    """Whether its program has told of its size, so that it can change in place."""
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    """What it has told of its size since that was looked at."""
+    change: SizeChange | None = None
+    sized_s: float = 0.0
+    """When its devices changed last, s since the epoch."""
+    kept_until_s: float = 0.0
+    """Until when it is not asked to change its devices, s since the epoch."""
+    restarted_s: float | None = None
+    """When it was started again on other devices, until it reports, s since the epoch."""
 
     @property
     def log(self) -> Path:
@@ -79,8 +118,27 @@ class Attempt:
 
     @property
     def parts(self) -> int:
-        """Number of its devices that have one memory together, as those of the CPU."""
+        """Number of its devices that share one memory, as CPUs do."""
         return count_parts(self.devices)
+
+    def on_node(self, node: str) -> list[Device]:
+        """Return its devices on a node."""
+        return [each for each in self.devices if node_name(each.name) == node]
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether it was asked to pause or stop, or is being ended."""
+        return self.terminated or self.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
+
+    @property
+    def seen(self) -> Trial:
+        """The trial as services see it now."""
+        elastic = self.trial.elastic
+        if elastic is not None:
+            gpu_s = len(self.trial.devices) * (steady_s() - self.sized_s)
+            kept_until_s = inf if self.change is not None or self.is_asked_to_end else self.kept_until_s
+            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s, kept_until_s=kept_until_s)
+        return replace(self.trial, curve=self.curve.points, elastic=elastic)
 
     @property
     def process_number(self) -> int:
@@ -88,7 +146,7 @@ class Attempt:
         return self.trial.number if self.process is None else self.process.number
 
     def ran_s(self, now_s: float) -> float:
-        """Return how long it was not held back, as far as is known, s."""
+        """Return how long it was not held back, as known, s."""
         return now_s - self.began_s - self.held_s - self.held_part * max(0.0, now_s - self.held_read_s)
 
     def request(self, request: TaskRequest, *, by_s: float | None = None) -> None:
@@ -154,13 +212,15 @@ class Attempts:
             attempt.process.trials.discard(attempt.trial.number)
         self.change_neighbours(attempt.devices)
 
-    def take_memory(self, mib: Mapping[str, float]) -> None:
-        """Take over how much memory each process has."""
+    def take_memory(self, mib: Mapping[str, float], node: str) -> None:
+        """Take over how much memory each process of a node has."""
         for number, total in mib.items():
             process = self.processes.get(int(number))
             numbers = [int(number)] if process is None else process.trials
             for attempt in [self.running[each] for each in numbers if each in self.running]:
-                share = total / len(numbers) / attempt.parts  # the trials of a process in equal parts
+                share = (
+                    total / len(numbers) / count_parts(attempt.on_node(node) or attempt.devices)
+                )  # the trials of a process in equal parts
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 
@@ -187,8 +247,7 @@ class Attempts:
         """
         given: dict[int, float | None] = {}
         for attempt in self.on(device):
-            ends = attempt.terminated or attempt.asked in {TaskRequest.PAUSE, TaskRequest.STOP}
-            if len(attempt.devices) == 1 and not ends:
+            if len(attempt.devices) == 1 and not attempt.is_asked_to_end:
                 given[attempt.process_number] = attempt.share or given.get(attempt.process_number)
         return divide_time(given)
 

@@ -102,7 +102,7 @@ def remove_old_groups(parent: Path, prefix: str) -> None:
 
 
 def _can_enter(group: Path) -> bool:
-    """Return whether a process can be started in a group, which is then removed."""
+    """Return whether a process can enter a group, and remove it."""
     try:
         entered = subprocess.run(["true"], preexec_fn=partial(join_group, group), check=False, capture_output=True)
     finally:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from helios.training.model import (
     PauseTrial,
     PoolAction,
     PoolSnapshot,
+    ResizeTrial,
     ShareTrial,
     StartTrial,
     StopTrial,
@@ -35,6 +36,7 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.orders import Orders
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import TaskRequest
+from helios.training.pool.resizing import Resizing
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.trials import COST, DECIDE_S, PoolSweep, Sweeps, SweepTrials
 
@@ -142,6 +144,9 @@ class Coordinator:
             warm=warm,
             mps=mps,
         )
+        self._resizing = Resizing(
+            sweeps=self.sweeps, attempts=self._attempts, launcher=self._launcher, notes=self._notes
+        )
         self._orders = [Orders(trials=each, attempts=self._attempts, notes=self._notes) for each in self.sweeps]
         self._stopped_by = ""
         self._signal: int | None = None
@@ -164,7 +169,7 @@ class Coordinator:
         """Return the pool as services see it."""
         left_s = self._left_s
         trials = [
-            *(replace(attempt.trial, curve=attempt.curve.points) for attempt in self._attempts.running.values()),
+            *(attempt.seen for attempt in self._attempts.running.values()),
             *(
                 trial
                 for trials in self.sweeps
@@ -219,6 +224,7 @@ class Coordinator:
                 self._readings.read(attempt)
                 self._endings.end_if_done(attempt)
             self._read_at_s = steady_s() + min(_LONGEST_READ_S, max(_READ_S, COST * (steady_s() - now)))
+        self._resizing.work()
         for attempt in self._attempts.running.values():
             if attempt.terminate_at_s <= now and not attempt.terminated:
                 attempt.terminated = True
@@ -272,7 +278,7 @@ class Coordinator:
             if events is None:
                 self._launcher.restart_agent(name)
             for event in events or ():
-                self._handle_event(event)
+                self._handle_event(event, name)
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
@@ -366,6 +372,9 @@ class Coordinator:
         if isinstance(action, ShareTrial):
             self._launcher.share(action)
             return
+        if isinstance(action, ResizeTrial):
+            self._resizing.ask(action)
+            return
         attempt, trials = self._attempts.running.get(action.number), self.sweeps.of(action.number)
         if isinstance(action, StopTrial) and action.number in trials.waiting and not trials.state.problem:
             trials.withdraw(trials.record(action.number), reason=action.reason, finished=action.finished)
@@ -382,10 +391,10 @@ class Coordinator:
             attempt.why = action.reason
             attempt.request(wanted)
 
-    def _handle_event(self, event: Mapping[str, Any]) -> None:
-        """Handle what an agent tells."""
+    def _handle_event(self, event: Mapping[str, Any], node: str) -> None:
+        """Handle what the agent of a node tells."""
         if event["event"] == "memory":
-            self._attempts.take_memory(event["mib"])
+            self._attempts.take_memory(event["mib"], node)
             self._attempts.take_held(event["held_s"])
         elif event["event"] == "warm_failed":
             self._notes.note(f"Trials start without the warm process: {event['reason']}")
@@ -399,4 +408,4 @@ class Coordinator:
             if (process := self._attempts.processes.get(event["number"])) is not None:
                 self._endings.end_process(process, event)
             else:
-                self._endings.end(self._attempts.running[event["number"]], event)
+                self._launcher.end_on_node(self._attempts.running[event["number"]], node, event)

@@ -170,7 +170,7 @@ class DeviceShares:
         trial.held = None
 
     def _weigh(self, device: _SharedDevice, trials: Sequence[RunningTrial]) -> bool:
-        """Give the trials of a CPU weights, and return whether that could be done."""
+        """Weigh the trials of a CPU, and return whether that succeeded."""
         if device.is_gpu or any(trial.segment is not None for trial in trials):
             return False
         try:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.training.model import Device
 from helios.training.pool.containers import find_container
 from helios.training.pool.sweep_file import read_training_sweep
+from helios.units import count_in_words
 
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
@@ -40,7 +42,12 @@ STEP_LOOK_S = 600.0
 
 
 def find_devices(
-    *, kind: str | None = None, slots: int | None = None, memory_mib: float | None = None, gpu_slots: int = 1
+    *,
+    kind: str | None = None,
+    slots: int | None = None,
+    memory_mib: float | None = None,
+    gpu_slots: int = 1,
+    split: bool = False,
 ) -> tuple[Device, ...]:
     """Return the devices that this process may use.
 
@@ -53,6 +60,8 @@ def find_devices(
     memory_mib : float, optional
         Memory of each that trials may share. None for what is free now, and in a Slurm job of shards at most for the
         part of the GPU that they are.
+    split : bool
+        Whether each slot of the CPU is a device of its own, with an equal part of the memory.
 
     Raises
     ------
@@ -82,15 +91,19 @@ def find_devices(
             hint='Install what asks for them with pip install "helios-slurm[gpu]", or write --device cpu.',
         )
     slots = slots or cores()
-    return (
+    count = slots if split else 1
+    own = max(1, cores() // count)
+    return tuple(
         Device(
-            name="cpu:0",
+            name=f"cpu:{place}",
             kind="cpu",
-            model=f"{cores()} cores",
-            memory_mib=memory_mib or free_memory_mib(),
-            slots=slots,
-            places=cores() // max(1, cores() // slots),
-        ),
+            model=count_in_words(own, "core"),
+            memory_mib=(memory_mib or free_memory_mib()) / count,
+            slots=slots // count,
+            places=1 if split else cores() // max(1, cores() // slots),
+            cores=own if split else None,
+        )
+        for place in range(count)
     )
 
 
@@ -203,7 +216,7 @@ def device_environment(device: Device) -> Mapping[str, str]:
     gpu = gpu_id(device)
     if gpu is not None:
         return {"HELIOS_DEVICE": device.name, "CUDA_VISIBLE_DEVICES": gpu}
-    threads = str(max(1, cores() // device.slots))
+    threads = str(max(1, (device.cores or cores()) // device.slots))
     return {"HELIOS_DEVICE": device.name} | {name: threads for name in THREADS if name not in os.environ}
 
 
@@ -231,6 +244,8 @@ class Node:
         What CUDA calls each device, None for the CPU.
     environment : mapping
         Environment of the trials on each device.
+    host : str
+        What other nodes call it.
     """
 
     name: str
@@ -238,6 +253,7 @@ class Node:
     devices: Sequence[Device]
     gpus: Mapping[str, str | None]
     environment: Mapping[str, Mapping[str, str]]
+    host: str = "localhost"
 
 
 def find_nodes(
@@ -286,6 +302,7 @@ def find_nodes(
                     device.name: {**each["environment"], "HELIOS_DEVICE": device.name}
                     for device, each in zip(devices, answer["has"], strict=True)
                 },
+                host=answer["host"],
             )
         )
     return tuple(found)
@@ -325,7 +342,7 @@ def main(text: str) -> None:
     has = [
         {"device": asdict(each), "gpu": gpu_id(each), "environment": dict(device_environment(each))} for each in devices
     ]
-    sys.stdout.write(json.dumps({"has": has}) + "\n")
+    sys.stdout.write(json.dumps({"has": has, "host": socket.gethostname()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def _stopped(attempt: Attempt, *, ended_by_pool: bool) -> tuple[str, TrialState,
 
 
 def _ran_to_end(attempt: Attempt, status: int, asked: bool) -> bool:
-    """Return whether a trial ended by itself, and not since it was to stop."""
+    """Return whether a trial ended by itself, without being asked."""
     if status != 0 or attempt.ended.get("ended") == "finished" or attempt.trial.progress == 1.0:
         return status == 0
     return attempt.has_reported and attempt.answered is not TaskRequest.STOP and not asked

@@ -44,7 +44,7 @@ def describe(sweep: TrainingSweep) -> dict[str, Any]:
 
 
 def _describe_listed(sweep: TrainingSweep) -> str | None:
-    """Return how many trials a file of trials has, and a digest of them."""
+    """Return the number of trials in a file, and their digest."""
     digest = hashlib.sha256(json.dumps(sweep.listed).encode()).hexdigest()[:8]
     return f"{len(sweep.listed):,} trials, digest {digest}" if sweep.listed else None
 
@@ -96,7 +96,7 @@ def compare(sweep: TrainingSweep, records: Records, folder: Path) -> tuple[str, 
 
 
 def _complete(sweep: TrainingSweep, parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the parameters of a trial with the defaults of those that it lacks."""
+    """Return the parameters of a trial, with defaults for missing ones."""
     complete = dict(parameters)
     for name, value in sweep.defaults.items():
         if name not in complete and sweep.has(name, complete):
@@ -133,7 +133,7 @@ def _common(described: Mapping[str, Any]) -> dict[str, Any]:
 def _trials_outside(
     sweep: TrainingSweep, made: Mapping[int, Mapping[str, Value]], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> list[str]:
-    """Return why trials that were made could not be of this sweep, for each parameter."""
+    """Return for each parameter why made trials cannot be of this sweep."""
     if sweep.listed:
         moved = [number for number, parameters in made.items() if [*sweep.listed[number : number + 1]] != [parameters]]
         return [f"The file of trials has changed for trials {_name(moved)}; new ones go at its end"] if moved else []
@@ -190,7 +190,7 @@ def _quote(value: Any) -> str:
 
 
 def _words(described: Mapping[str, Any], name: str) -> str | None:
-    """Return the space of a parameter in words, None where there is no such parameter."""
+    """Return the space of a parameter in words, None without it."""
     if (space := described["parameters"].get(name)) is None:
         return None
     when = " and ".join(

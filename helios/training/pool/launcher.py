@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -25,13 +27,15 @@ from helios.training.pool.notes import Notes
 from helios.training.pool.processes import TRIAL, kill_leftovers
 from helios.training.pool.readings import Readings
 from helios.training.pool.reports import write_request
-from helios.training.pool.sweep import FUSED_TASK, FusedProgram
+from helios.training.pool.sweep import FUSED_TASK, ElasticProgram, FusedProgram
 from helios.training.pool.trials import PoolSweep, Sweeps
 
 _AGENT_DEATHS = 5
 """After so many ends of the agent on this node the pool ends."""
 _NODE_DEATHS = 2
 """After so many ends of its agent another node is left out."""
+_OTHER_NODES_S = 60.0
+"""How long the other processes of a trial may run when the one of a node has ended well, s."""
 _DEVICE_VARIABLES = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
 """What differs between trials of the environment that a device gives."""
 
@@ -87,7 +91,7 @@ class Launcher:
         self._made = 0
 
     def _segment(self, source: PoolSweep) -> dict[str, Any] | None:
-        """Return the order to start a container of a sweep, None where it has none."""
+        """Return the order to start a sweep's container, None without one."""
         if source.container is None:
             return None
         common = dict(mps_environment(self._mps)) if self._mps else {}
@@ -130,15 +134,17 @@ class Launcher:
         devices = tuple(self._by_name[name] for name in dict.fromkeys(action.devices) if name in self._by_name)
         if trial is None or len(devices) < max(1, len(action.devices)) or trials.state.problem:
             return
-        if len(placement(action.devices)) > 1:
+        if len(placement(action.devices)) > 1 and trials.sweep.elastic is None:
             names = " and ".join(action.devices)
-            self._notes.note(f"Trial {trial.label} is not started on {names}: a trial runs on one node")
+            self._notes.note(
+                f"Trial {trial.label} is not started on {names}: its size is fixed, and it runs on one node"
+            )
             return
         if action.into is not None:
             beside = self._attempts.running.get(action.into)
             if beside is not None and beside.process is not None and _may_join(trial, beside):
                 self._start(trial, beside.devices, action, beside.process)
-        elif all(self._may_start(trial, device) for device in devices):
+        elif all(self.may_start(trial, device) for device in devices):
             self._start(trial, devices, action)
 
     def launch(self) -> None:
@@ -168,8 +174,46 @@ class Launcher:
 
     def end(self, attempt: Attempt, grace_s: float) -> None:
         """Have the agent end a trial's process."""
-        if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
-            of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+        for name in attempt.nodes:
+            if (of_node := self.agents.get(name)) is not None and name not in attempt.ends:
+                of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+
+    def end_on_node(self, attempt: Attempt, node: str, event: Mapping[str, Any]) -> None:
+        """Take the end of a trial's process, and end those of its other nodes."""
+        peak_mib, parts = event["peak_memory_mib"], count_parts(attempt.on_node(node) or attempt.devices)
+        attempt.ends[node] = {**event, "peak_memory_mib": peak_mib and peak_mib / parts * attempt.parts}
+        if len(attempt.ends) < len(attempt.nodes):
+            wait_s = 0.0 if event["status"] else _OTHER_NODES_S
+            attempt.terminate_at_s = min(attempt.terminate_at_s, steady_s() + wait_s)
+            return
+        ends = attempt.ends.values()  # of which the first that went wrong says why
+        end = next((each for each in ends if each["status"]), event)
+        peaks = [peak for each in ends if (peak := each["peak_memory_mib"]) is not None]
+        of_memory = any(each["out_of_memory"] for each in ends)
+        self._endings.end(attempt, {**end, "peak_memory_mib": max(peaks, default=None), "out_of_memory": of_memory})
+
+    def limit(self, attempt: Attempt) -> None:
+        """Tell an agent the memory limit and the GPUs of a trial."""
+        for name in attempt.nodes:
+            devices, of_node = attempt.on_node(name), self.agents.get(name)
+            if devices and of_node is not None:
+                limit_mib = attempt.limit_mib * count_parts(devices)
+                order = {"number": attempt.trial.number, "limit_mib": limit_mib, "gpus": self._gpus(devices)}
+                of_node.send({"do": "limit", **order})
+
+    def worker_environments(self, devices: Sequence[Device]) -> list[dict[str, str]]:
+        """Return what the worker of each device has beside the environment of its trial."""
+        chosen = "CUDA_VISIBLE_DEVICES"
+        return [{chosen: has[chosen]} if chosen in (has := self._environment(each)) else {} for each in devices]
+
+    def _environment(self, device: Device) -> Mapping[str, str]:
+        node = self._nodes.get(node_name(device.name))
+        return device_environment(device) if node is None else node.environment[device.name]
+
+    def _gpus(self, devices: Sequence[Device]) -> list[str | None]:
+        """Return what CUDA calls some devices, but for the CPU."""
+        nodes = [(self._nodes.get(node_name(each.name)), each) for each in devices if each.kind == "gpu"]
+        return [gpu_id(each) if node is None else node.gpus[each.name] for node, each in nodes]
 
     def share(self, action: ShareTrial) -> None:
         """Take over what a service gives a trial of its device's time."""
@@ -217,11 +261,12 @@ class Launcher:
                 kill_leftovers(trials.state.pool)
         for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
-        for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
+        for attempt in [each for each in self._attempts.running.values() if {*each.nodes} - {*each.ends} >= {name}]:
             for device in attempt.devices:
                 self._divided.pop(device.name, None)
             event = {"status": -signal.SIGKILL, "seconds": steady_s() - attempt.began_s, "peak_memory_mib": None}
-            self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
+            asked = bool(self._attempts.stop_reason)
+            self.end_on_node(attempt, name, {**event, "out_of_memory": False, "asked": asked})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
             self.devices = tuple(device for device in self.devices if node_name(device.name) != name)
             self._by_name = {device.name: device for device in self.devices}
@@ -238,7 +283,7 @@ class Launcher:
         step = self._nodes[name].step if name else ()
         self.agents[name] = AgentProcess(self._pool, step, mps=self._mps)
 
-    def _may_start(self, trial: Trial, device: Device) -> bool:
+    def may_start(self, trial: Trial, device: Device) -> bool:
         """Return whether a trial may join those that a device has."""
         beside = self._attempts.on(device)
         processes = {each.process_number for each in beside}
@@ -273,6 +318,8 @@ class Launcher:
         except OSError as reason:
             trials.pause_starts(reason.strerror or str(reason))
             return
+        nodes = tuple(dict.fromkeys(node_name(device.name) for device in devices))
+        devices = tuple(device for name in nodes for device in devices if node_name(device.name) == name)
         names = tuple(device.name for device in devices)
         trials.state.record_started(
             trial.number % NUMBERS,
@@ -295,7 +342,17 @@ class Launcher:
             process=None if process is None else process.number,
         )
         del trials.waiting[trial.number]
-        attempt = Attempt(trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, process=process)
+        attempt = Attempt(
+            trial=started,
+            devices=devices,
+            limit_mib=limit,
+            folder=folder,
+            began_s=now,
+            sized_s=now,
+            kept_until_s=now + (trials.sweep.elastic.every_s if trials.sweep.elastic else 0.0),
+            nodes=nodes,
+            process=process,
+        )
         self._attempts.add(attempt)
         self._readings.restore(attempt)
         if process is None:
@@ -322,27 +379,47 @@ class Launcher:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
-        self._order_start(
-            attempt.devices,
-            {
-                "number": trial.number,
-                "argv": self._sweeps.of(trial.number).sweep.fill(
-                    trial.parameters, trial=trial.number % NUMBERS, checkpoints=folder / "checkpoints"
-                ),
-                "log": str(attempt.log),
-                "limit_mib": attempt.limit_mib,
-            },
-            own,
-        )
+        order = {
+            "number": trial.number,
+            "argv": self._sweeps.of(trial.number).sweep.fill(
+                trial.parameters, trial=trial.number % NUMBERS, checkpoints=folder / "checkpoints"
+            ),
+            "limit_mib": attempt.limit_mib,
+        }
+        several = len(attempt.nodes) > 1
+        common = {"address": self._address(attempt.nodes[0]), "key": secrets.token_hex(16)} if several else {}
+        for place, name in enumerate(attempt.nodes):
+            if (elastic := self._sweeps.of(trial.number).sweep.elastic) is not None:
+                told = self._describe_elastic(attempt, elastic, name)
+                told |= {"node": place, "nodes": len(attempt.nodes), **common}
+                own["HELIOS_ELASTIC"] = json.dumps(told)
+            log = attempt.log.with_name(f"log-{place}.txt") if place else attempt.log
+            self._order_start(attempt.on_node(name), {**order, "log": str(log)}, own)
+
+    def _address(self, node: str) -> str:
+        """Return a node, and a port that is free here, where processes meet."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            host = self._nodes[node].host if node else socket.gethostname()
+            return f"{host}:{free.getsockname()[1]}"
+
+    def _describe_elastic(self, attempt: Attempt, elastic: ElasticProgram, node: str) -> dict[str, Any]:
+        """Return what a program of changing size is told on a node at its start."""
+        devices = attempt.on_node(node)
+        threads = {**os.environ, **self._environment(devices[0])}
+        threads |= self._sweeps.of(attempt.trial.number).sweep.env
+        return {
+            "devices": self.worker_environments(devices),
+            "batch": elastic.batch,
+            "local_batch": elastic.local_batch,
+            "threads": int(threads.get("OMP_NUM_THREADS") or 1),
+        }
 
     def _order_start(self, devices: Sequence[Device], order: Mapping[str, Any], own: Mapping[str, str]) -> None:
         """Have the agent of some devices start a process."""
         trials, name = self._sweeps.of(order["number"]), node_name(devices[0].name)
-        node = self._nodes.get(name)
-        on_device = join_environments(
-            [device_environment(each) if node is None else node.environment[each.name] for each in devices]
-        )
-        gpus = [gpu_id(each) if node is None else node.gpus[each.name] for each in devices if each.kind == "gpu"]
+        on_device = join_environments([self._environment(each) for each in devices])
+        gpus = self._gpus(devices)
         if (threads := trials.sweep.env.get("OMP_NUM_THREADS")) is not None:
             # PyTorch takes the larger one of two variables, which would not be what the sweep file says.
             on_device = {name: threads if name in THREADS else value for name, value in on_device.items()}

@@ -162,7 +162,7 @@ class Orders:
         return orders
 
     def _retry(self, order: PoolOrder) -> None:
-        """Have failed trials run again, unless another pool of the folder has done so."""
+        """Have failed trials run again, unless another pool has done so."""
         state = self._trials.state
         with state.exclusive():
             if order.place <= state.orders:

@@ -123,7 +123,7 @@ def proportional_bytes(process: psutil.Process) -> float:
 
 
 def run_delay_s(pid: int) -> float:
-    """Return how long a process was ready to run and waited for a core, s.
+    """Return how long a process waited for a core, s.
 
     It is 0 on a kernel that does not tell.
     """

@@ -46,7 +46,7 @@ print(json.dumps({{"python": platform.python_version(), "packages": found}}))
 
 
 def describe_start(sweep: TrainingSweep, devices: Sequence[Device], *, ends_s: float | None) -> dict[str, Any]:
-    """Return what a pool records when it begins, None for what is not known."""
+    """Return what a pool records at its start, unknown as None."""
     return {
         "sweep": str(sweep.path.absolute()),
         "objectives": dict(sweep.objectives),
@@ -87,7 +87,7 @@ def own_name() -> str:
 
 
 def _commit(folder: Path) -> dict[str, Any]:
-    """Return the commit of a folder, and whether files in it differ from that."""
+    """Return the commit of a folder, and whether its files differ."""
     commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if commit is None:
         return {"commit": None, "changed": None}
@@ -97,7 +97,7 @@ def _commit(folder: Path) -> dict[str, Any]:
 
 
 def _interpreter(sweep: TrainingSweep) -> dict[str, Any]:
-    """Return versions of a program's Python and packages, where that is quick to know."""
+    """Return versions of a program's Python and packages, where quickly known."""
     word = sweep.command[0] if sweep.fused is None else sys.executable
     path = sweep.env.get("PATH", os.environ.get("PATH"))
     first = str(sweep.cwd / word) if "/" in word else shutil.which(word, path=path)
@@ -111,7 +111,7 @@ def _interpreter(sweep: TrainingSweep) -> dict[str, Any]:
 
 
 def _output(words: Sequence[str], *, folder: Path | None = None, environment: Mapping[str, str] = {}) -> str | None:
-    """Return what a program prints, or None where it fails or takes too long."""
+    """Return what a program prints, None after a failure or too long."""
     try:
         answer = subprocess.run(
             words,

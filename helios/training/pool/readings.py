@@ -11,6 +11,7 @@ from helios.training.model import NUMBERS, FusedSpeed, SharedSpeed, placement
 from helios.training.pool.attempts import Attempt
 from helios.training.pool.clock import steady_s
 from helios.training.pool.curve import Curve
+from helios.training.pool.elastic_state import learn
 from helios.training.pool.event_files import EventReader
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import Report, ReportReader, TaskRequest
@@ -101,7 +102,7 @@ class Readings:
         del self._readers[number]
 
     def _take_reports(self, attempt: Attempt, reports: Iterable[Report], now: float, *, is_over: bool) -> None:
-        """Take reports of a program, which is not asked for anything if it has ended."""
+        """Take a program's reports, and ask nothing of an ended one."""
         for report in reports:
             attempt.has_reported = True
             attempt.metrics.update(report.metrics)
@@ -111,6 +112,8 @@ class Readings:
                 self._take_fused(attempt, report.fused)
             if report.progress is not None:
                 attempt.trial = replace(attempt.trial, progress=report.progress)
+            if report.elastic and attempt.read_s is not None:
+                self._take_elastic(attempt, report)
             if attempt.first_report_s is None and attempt.trial.started_s is not None:
                 attempt.first_report_s = now - attempt.trial.started_s - attempt.held_s
             self._take_value(attempt, report, now, is_over=is_over)
@@ -118,10 +121,19 @@ class Readings:
             self._sweeps.of(attempt.trial.number).goal.take(attempt, report, at_s)
             if report.step is not None:
                 self._take_step(attempt, report.step, now)
-            attempt.answered = report.answer or attempt.answered
+            if report.answer not in {None, TaskRequest.RESIZE}:
+                attempt.answered = report.answer
+
+    def _take_elastic(self, attempt: Attempt, report: Report) -> None:
+        """Learn from what a program of changing size tells of it."""
+        program, elastic = self._sweeps.of(attempt.trial.number).sweep.elastic, attempt.trial.elastic
+        if program is not None and elastic is not None:
+            elastic = learn(elastic, program, report.elastic, progress=report.progress)
+            attempt.trial, attempt.is_elastic = replace(attempt.trial, elastic=elastic), True
+            attempt.told.append(report.elastic)
 
     def _take_step(self, attempt: Attempt, step: int, now: float) -> None:
-        """Take note of how far a trial is, and measure its speed while it runs."""
+        """Note how far a trial is, and measure its speed."""
         attempt.step = step
         # Speed counts from the last of the steps that were read first.
         if attempt.beside_since is None or attempt.beside_since[0] == now:

@@ -33,7 +33,7 @@ MOST_METRICS = 64
 LONGEST_NAME, LONGEST_MESSAGE = 100, 1_000
 LARGEST_STEP = 2**53
 """Steps above it are not whole in JSON of other languages."""
-OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused")
+OWN_KEYS = ("step", "progress", "checkpoint", "message", "answer", "time_s", "fused", "elastic")
 """Keys of a report that are no metrics."""
 Jump = Literal["", "replaced", "skipped"]
 """Why new bytes do not follow on the last ones. Empty where they do."""
@@ -48,6 +48,8 @@ class TaskRequest(StrEnum):
     """Save a checkpoint and go on."""
     STOP = "stop"
     """Exit; nobody will start it again."""
+    RESIZE = "resize"
+    """Train on other devices from now on, which only programs of changing size do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class Report:
         When the program wrote it, s since the epoch.
     fused : mapping
         What a process that trains several trials tells of this one, see :mod:`helios.training.pool.fusing`.
+    elastic : mapping
+        What a program of changing size tells of it, see :mod:`helios.training.pool.elastic_state`.
     """
 
     step: int | None = None
@@ -85,6 +89,7 @@ class Report:
     answer: TaskRequest | None = None
     time_s: float | None = None
     fused: Mapping[str, Any] = field(default_factory=dict)
+    elastic: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_report(line: bytes) -> Report | None:
@@ -121,8 +126,10 @@ def parse_report(line: bytes) -> Report | None:
         answer=next((each for each in TaskRequest if each == values.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
         fused=values["fused"] if isinstance(values.get("fused"), dict) else {},
+        elastic=values["elastic"] if isinstance(values.get("elastic"), dict) else {},
     )
-    content = (report.fused or None, report.step, report.progress, report.checkpoint, report.message, report.answer)
+    told = report.fused or report.elastic or None
+    content = (told, report.step, report.progress, report.checkpoint, report.message, report.answer)
     return report if metrics or not_finite or any(value is not None for value in content) else None
 
 
@@ -189,7 +196,7 @@ class GrowingFile:
 
 
 class PlainFile:
-    """An open plain file of this account or of another one, or an OSError."""
+    """An open plain file of this or another account, or an OSError."""
 
     def __init__(self, path: Path, *, owner: int | None = None) -> None:
         self.handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

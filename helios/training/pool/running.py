@@ -1,4 +1,4 @@
-"""Trials that an agent runs, and the processes and containers in which it starts them."""
+"""Trials that an agent runs, in processes and containers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Segment:
 
 
 def send_line(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> bool:
-    """Send a message to a process, and return whether it is there to read it."""
+    """Send a message to a process, and return whether it exists."""
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(message).encode() + b"\n")

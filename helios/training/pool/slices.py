@@ -1,4 +1,4 @@
-"""Which trials of a device run now, where each has a share of its time.
+"""Which trials of a device run now, by shares of its time.
 
 It is stride scheduling (Waldspurger and Weihl, 1995) with a credit for each trial: the time that its share gave it and
 that it has not used yet. The agent stops and continues processes by it; here is no process and no clock.

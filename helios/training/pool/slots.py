@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from helios.training.model import (
     ENDED,
     NUMBERS,
+    Device,
     PoolAction,
     PoolSnapshot,
     StartTrial,
@@ -16,6 +17,7 @@ from helios.training.model import (
     TrialState,
     by_process,
     fuse,
+    node_name,
 )
 
 MORE_ROOM = 1.5
@@ -51,6 +53,9 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
     for trial in _in_turns([trial for trial in _waiting(snapshot) if not trial.fusible], held, just_ended):
         if all(used[device.name] >= device.slots for device in snapshot.devices):
             break
+        if trial.elastic is not None and trial.elastic.asked > 1:
+            actions += _elastic_start(trial, snapshot.devices, used, free)
+            continue
         for device in sorted(snapshot.devices, key=lambda device: used[device.name] / device.slots):
             need = trial.forecast.memory_p95_mib or device.memory_mib / device.slots
             if trial.out_of_memory_mib is not None:
@@ -69,6 +74,27 @@ def fixed_slots(snapshot: PoolSnapshot) -> list[PoolAction]:
                 free[device.name] -= need
                 break
     return actions
+
+
+def _elastic_start(
+    trial: Trial, devices: Sequence[Device], used: dict[str, int], free: dict[str, float]
+) -> list[PoolAction]:
+    """Start a trial on its least number of devices, if a node has them free."""
+    assert trial.elastic is not None
+    idle = [device for device in devices if not used[device.name]]
+    asked = min(trial.elastic.asked, len(devices))  # what was there at the start may be gone
+    nodes = dict.fromkeys(node_name(device.name) for device in devices)
+    for node in [*nodes, None]:
+        fitting = [device for device in idle if node in {None, node_name(device.name)}]
+        chosen = tuple(device.name for device in fitting[:asked])
+        if len(chosen) == asked:
+            limit_mib = min(device.memory_mib for device in fitting)
+            for name in chosen:
+                used[name] += 1
+                free[name] -= limit_mib
+            reason = f"{len(fitting)} devices free"
+            return [StartTrial(number=trial.number, devices=chosen, memory_limit_mib=limit_mib, reason=reason)]
+    return []
 
 
 def _sweep(trial: Trial) -> int:
@@ -93,7 +119,7 @@ def _in_turns(waiting: Collection[Trial], held: Mapping[int, int], just_ended: C
 def _fused_starts(
     snapshot: PoolSnapshot, used: Mapping[str, int], held: Mapping[int, int], just_ended: Collection[int]
 ) -> Iterator[StartTrial]:
-    """Yield the starts of trials that may be fused, on the slots of their sweeps.
+    """Yield the starts of fusible trials, on the slots of their sweeps.
 
     Where a sweep waits for slots that the processes of others hold, these take no more trials, until each sweep has
     its part.

@@ -84,6 +84,14 @@ class TrialRecord:
         The least and the largest value of that curve and of those before, empty where there is none.
     unended_s : list of float
         When the attempts since then began, s since the epoch.
+    made_s : float
+        When the search chose it, s since the epoch.
+    changes : int
+        How often its devices changed while it ran.
+    pause_s : float, optional
+        How long it stood still for the last change of which that is known, s.
+    device_s, sized_s : float
+        Device time until its devices changed last, and when that was, s and s since the epoch.
     """
 
     number: int
@@ -110,6 +118,11 @@ class TrialRecord:
     curve: tuple[CurvePoint, ...] = ()
     extremes: tuple[float, ...] = ()
     unended_s: list[float] = field(default_factory=list)
+    made_s: float = 0.0
+    changes: int = 0
+    pause_s: float | None = None
+    device_s: float = 0.0
+    sized_s: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -128,6 +141,7 @@ class TrialRecord:
             "peak_memory_mib": None if self.peak_memory_mib is None else round(self.peak_memory_mib, 1),
             "attempts": self.attempts,
             "devices": list(self.devices),
+            **({"changes": self.changes, "pause_s": self.pause_s} if self.changes else {}),
             **({"reason": self.reason} if self.reason else {}),
         }
 
@@ -178,7 +192,7 @@ def read_runs(folder: Path) -> list[TrialRun]:
 
 
 def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
-    """Return the stored details of an attempt, which was held back for some time."""
+    """Return the stored details of an attempt, held back for a time."""
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in (
@@ -377,7 +391,7 @@ class Records:
         number = int(entry["trial"])
         what, owner = entry["what"], str(entry.get("by", ""))
         if what == "made":
-            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner)
+            made = TrialRecord(number=number, parameters=entry["parameters"], owner=owner, made_s=float(entry["at_s"]))
             self.trials.setdefault(number, made).parameters = entry["parameters"]
             return
         trial = self.trials[number]
@@ -401,9 +415,20 @@ class Records:
             trial.attempts += 1
             trial.state, trial.devices, trial.reason = TrialState.RUNNING, tuple(entry["devices"]), ""
             trial.unended_s.append(float(entry["at_s"]))
+            trial.sized_s = float(entry["at_s"])
             trial.started_s, trial.run = entry["at_s"], str(entry["run"])
             trial.log = str(entry.get("log", ""))
             return
+        trial.device_s += len(trial.devices) * max(0.0, float(entry["at_s"]) - trial.sized_s)
+        trial.sized_s = float(entry["at_s"])
+        if what == "resized":
+            trial.devices, trial.changes = tuple(entry["devices"]), trial.changes + 1
+            trial.pause_s = trial.pause_s if entry["pause_s"] is None else entry["pause_s"]
+        else:
+            self._end_attempt(trial, entry)
+
+    def _end_attempt(self, trial: TrialRecord, entry: Mapping[str, Any]) -> None:
+        what = entry["what"]
         trial.seconds += entry["seconds"]
         trial.held_s += entry.get("run", {}).get("held_s", 0.0)
         trial.last_seconds = entry["seconds"]
@@ -608,6 +633,10 @@ class StateFile(Records):
             run=self.run,
             **({"log": log} if log else {}),
         )
+
+    def record_resized(self, number: int, *, devices: Sequence[str], pause_s: float | None, in_place: bool) -> None:
+        """Record that a running trial has other devices."""
+        self._append_of_trial(number, "resized", devices=devices, pause_s=pause_s, in_place=in_place)
 
     def record_retried(self, number: int, *, order: int, who: str) -> None:
         """Record that a trial that has ended is run again."""

@@ -149,6 +149,32 @@ class FusedProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticProgram:
+    """How the trials of a program may change their size.
+
+    Attributes
+    ----------
+    least, most : int
+        Devices of a trial.
+    batch : tuple of int
+        Smallest and largest batch over all devices.
+    local_batch : tuple of int
+        Least and most samples that a device takes at a time.
+    epochs : int, optional
+        How many a trial trains, as its owner says.
+    every_s : float
+        Least time between two changes, s.
+    """
+
+    least: int
+    most: int
+    batch: tuple[int, int]
+    local_batch: tuple[int, int]
+    epochs: int | None = None
+    every_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSweep:
     """A sweep file, checked.
 
@@ -186,6 +212,8 @@ class TrainingSweep:
         None where trials run on the machine itself.
     fused : FusedProgram, optional
         What is run in place of the command's program, which then names it only.
+    elastic : ElasticProgram, optional
+        None where a trial keeps the devices that it started on.
     service : ServiceChoice, optional
         None for a fixed number of slots.
     conditions : mapping of str to mapping
@@ -212,6 +240,7 @@ class TrainingSweep:
     events: str = ""
     container: ContainerChoice | None = None
     fused: FusedProgram | None = None
+    elastic: ElasticProgram | None = None
     service: ServiceChoice | None = None
     conditions: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     defaults: Mapping[str, Value] = field(default_factory=dict)
@@ -338,7 +367,7 @@ def find_placeholders(word: str) -> Iterator[str]:
 
 
 def leave_out(command: Sequence[str], absent: Set[str]) -> list[str]:
-    """Return a command without the words of parameters that a trial does not have.
+    """Return a command without words of parameters that a trial lacks.
 
     Where such a word is the placeholder alone, the flag before it goes as well.
     """

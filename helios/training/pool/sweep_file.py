@@ -36,6 +36,7 @@ from helios.training.pool.sweep import (
     OWN_PLACEHOLDERS,
     STEP_TOLERANCE,
     ContainerChoice,
+    ElasticProgram,
     FusedProgram,
     SearchMethod,
     TrainingSweep,
@@ -61,6 +62,8 @@ LONGEST_TEXT = 4_096
 """Characters of a value."""
 LARGEST_TRIAL = 100_000
 """Characters of a trial's parameters as JSON; a variable of the environment has at most 128 KiB on Linux."""
+MOST_DEVICES = 4_096
+"""Of a trial; more is taken for a mistake."""
 LARGEST_END = 2**53
 """Of a range: Optuna counts in floats, which are not every whole number above it."""
 LONGEST_VALUE = 2_000
@@ -120,6 +123,15 @@ class _FusedTable(_Table):
     model: dict[str, Any] | None = Field(default=None, description="What build gets in all trials")
 
 
+class _ElasticTable(_Table):
+    least: int = Field(default=1, ge=1, description="Fewest devices of a trial")
+    most: int = Field(ge=1, le=MOST_DEVICES, description="Most devices of a trial")
+    batch: list[int] = Field(min_length=2, max_length=2, description="Smallest and largest batch over all devices")
+    local_batch: list[int] = Field(min_length=2, max_length=2, description="Least and most samples of a device")
+    epochs: int | None = Field(default=None, ge=1, description="How many a trial trains")
+    every_s: float | int = Field(default=60.0, ge=1, description="Least time between two changes, s")
+
+
 class _TargetTable(_Table):
     metric: str = Field(min_length=1, description="What the program reports and the target is of")
     first: float = Field(description="Value from which the model is delivered")
@@ -144,6 +156,7 @@ class _SweepTable(_Table):
     )
     weight: float | int = Field(default=1.0, gt=0, le=1e6, description="Importance, for services that weigh trials")
     events: str | None = Field(default=None, description="Folder of a trial's TensorBoard files: runs/{trial}")
+    elastic: dict[str, Any] | None = Field(default=None, description="A command whose number of devices may change")
     env: dict[str, str] = Field(default={}, description="Added to the environment")
     cwd: str | None = Field(default=None, description="Where trials run; else the folder of this file")
     container: str | dict[str, Any] | None = Field(default=None, description="Image in which trials run")
@@ -358,6 +371,7 @@ def _sweep(path: Path, table: _SweepTable, target_text: str | None) -> TrainingS
         events=_events(table.events),
         container=_container(table.container, folder),
         fused=fused,
+        elastic=_elastic(table),
         service=_service(table.service),
         conditions=conditions,
         defaults=defaults,
@@ -417,7 +431,7 @@ def _target_of(table: _TargetTable, objectives: Mapping[str, bool]) -> Target:
 
 
 def _objectives(search: _SearchTable | None) -> dict[str, bool]:
-    """Return the metrics that trials are compared by, and whether more of each is better."""
+    """Return the metrics of comparison, and whether more of each is better."""
     if search is None:
         return {}
     metrics = [search.metric] if isinstance(search.metric, str) else search.metric
@@ -486,6 +500,38 @@ def _fused(table: _SweepTable, cwd: Path) -> FusedProgram | None:
         raise _Refused("[fused] needs PyTorch", "fused", hint="pip install 'helios-slurm[fused]'")
     settings = fused_table.model_dump(exclude_none=True, exclude={"program", "together"})
     return FusedProgram(program=fused_table.program, together=fused_table.together, settings=settings)
+
+
+def _elastic(table: _SweepTable) -> ElasticProgram | None:
+    """Return how trials may change their size, None where they may not."""
+    if table.elastic is None:
+        return None
+    for key in ("fused", "container"):
+        if getattr(table, key):
+            hint = f"Leave {key} or [elastic] out."
+            raise _Refused(f"[elastic] and {key} exclude each other", key, hint=hint)
+    elastic = _validate(_ElasticTable, table.elastic, "elastic")
+    for key in ("batch", "local_batch"):
+        low, high = getattr(elastic, key)
+        if not 0 < low <= high:
+            hint = f"Write the smaller one first: {key} = [32, 512]."
+            raise _Refused(f"{key} = [{low}, {high}] is no range above 0", "elastic", key, hint=hint)
+    if elastic.least > elastic.most:
+        raise _Refused(f"least is {elastic.least} and most is {elastic.most} devices", "elastic", "least")
+    (smallest, largest), (least, _) = elastic.batch, elastic.local_batch
+    for devices, batch, which in ((elastic.least, smallest, "smallest"), (elastic.most, largest, "largest")):
+        if devices * least > batch:
+            about = f"{devices} devices of at least {least} samples are more than the {which} batch, {batch}"
+            hint = f"Write at most {batch // least} devices, a smaller local_batch or a larger batch."
+            raise _Refused(about, "elastic", "least" if which == "smallest" else "most", hint=hint)
+    return ElasticProgram(
+        least=elastic.least,
+        most=elastic.most,
+        batch=(smallest, largest),
+        local_batch=(least, elastic.local_batch[1]),
+        epochs=elastic.epochs,
+        every_s=float(elastic.every_s),
+    )
 
 
 def _size(value: Any) -> int:

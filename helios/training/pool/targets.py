@@ -45,7 +45,7 @@ def looks_reversed(target: Target, value: float) -> bool:
 
 
 def _contradicts_name(target: Target) -> bool:
-    """Return whether the name of a metric says that the other direction is better."""
+    """Return whether a metric's name speaks for the other direction."""
     name = _LESS_IS_BETTER if target.maximize else _MORE_IS_BETTER
     return name.search(target.metric) is not None
 
@@ -84,7 +84,8 @@ class SweepTarget:
             speed = trial.steps_per_s or trial.forecast.steps_per_s
             if steps is not None and speed:
                 seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
-                needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
+                number = self._trials.identify(trial.number)["number"]
+                needs.append({"trial": number, "seconds": seconds, "reached": round(steps.reached, 2)})
         if needs:
             known["need"] = max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))
         return known
@@ -118,8 +119,8 @@ class SweepTarget:
             if not self._is_reported:
                 self._is_reported = True
                 self._change("")
-            if self._best is None or (value > self._best[0] if self._target.maximize else value < self._best[0]):
-                self._best = value, self._trials.identify(number)["number"]
+            known = [self._best] if self._best else []
+            self._best = self._target.best([*known, (value, self._trials.identify(number)["number"])])
             if number not in self._seen:
                 self._seen.add(number)
                 self._look_at_first(attempt, value)
@@ -179,7 +180,7 @@ class SweepTarget:
         return [tier for tier in left if self._target.is_reached(tier, value)]
 
     def _reach(self, number: int, value: float | None, **about: Any) -> None:
-        """Record the targets that a value of a trial reaches, unless another one was first."""
+        """Record the targets that a trial's value is first to reach."""
         target, state = self._target, self._trials.state
         assert target is not None
         for tier in self._new_tiers(value):

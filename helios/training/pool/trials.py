@@ -27,6 +27,7 @@ from helios.training.model import (
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
+from helios.training.pool.elastic_state import first_state
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.orders import PoolOrder
@@ -236,7 +237,7 @@ class SweepTrials:
         return f"{self._title}:{number % NUMBERS}" if self._title else str(number % NUMBERS)
 
     def identify(self, number: int) -> dict[str, Any]:
-        """Return which trial of which sweep a trial of the pool is, for events."""
+        """Return the sweep and number of a pool's trial, for events."""
         return {"number": number % NUMBERS, "sweep": self.source.name}
 
     def _wait(self, record: TrialRecord) -> None:
@@ -258,7 +259,7 @@ class SweepTrials:
         self.changed = True
 
     def withdraw(self, record: TrialRecord, *, reason: str, finished: bool = False) -> None:
-        """End a trial that waits, as pruned or as finished with its last value."""
+        """End a waiting trial, as pruned or finished with its last value."""
         trial = self.waiting.pop(self.pool_number(record))
         self.state.record_withdrawn(record.number, reason=reason, finished=finished)
         self.unreported.append(record)
@@ -327,6 +328,9 @@ class SweepTrials:
             owner=self.sweep.owner,
             target=self.goal.target,
             targets_reached=self.goal.count_reached,
+            elastic=None
+            if self.sweep.elastic is None
+            else first_state(self.sweep.elastic, record, self.folder(record.number) / "report.jsonl"),
         )
 
     def expect(self) -> None:
@@ -335,8 +339,7 @@ class SweepTrials:
         if self._forecast is None or (now < self._forecast_at_s and not self.just_ended):
             return
         running = self.running
-        seen = (replace(attempt.trial, curve=attempt.curve.points) for attempt in running)
-        trials = [*self.waiting.values(), *seen]
+        trials = [*self.waiting.values(), *(attempt.seen for attempt in running)]
         runs = [*self._runs, *(self.describe_run(attempt, "running", now - attempt.began_s) for attempt in running)]
         forecasts = self._forecast([self._as_alone(trial) for trial in trials], runs)
         for trial, forecast in zip(trials, forecasts, strict=True):
@@ -435,7 +438,7 @@ class SweepTrials:
 
     @property
     def finished(self) -> dict[int, tuple[Mapping[str, float], Mapping[str, Any]]]:
-        """Metrics and parameters of those that have finished, by their numbers in the sweep."""
+        """Metrics and parameters of finished trials, by number in the sweep."""
         records = self.state.trials.values()
         return {each.number: (each.metrics, each.parameters) for each in records if each.state is TrialState.FINISHED}
 

@@ -187,7 +187,7 @@ def read_state(pid: int) -> tuple[str, float]:
 
 
 def hold(roots: list[int]) -> set[int]:
-    """Stop processes with all that descend from them, and return those that this stopped.
+    """Stop processes with their descendants, and return those it stopped.
 
     What somebody else has stopped is not among them, so that only who stopped it continues it.
     """

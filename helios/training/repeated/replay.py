@@ -169,7 +169,7 @@ def _empty_report(by: str, title: str, packing: PackingCase, why: str) -> Trials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayWaits:
-    """Waits of one replay, first in first out with EASY backfill by time limits.
+    """Waits of one replay of FIFO with EASY by time limits.
 
     Attributes
     ----------

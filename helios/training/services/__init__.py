@@ -49,7 +49,7 @@ def choose_service(
 def choose_common_service(
     given: Iterable[ServiceChoice | None], name: str | None, options: Mapping[str, Any], *, default: str | None = None
 ) -> ServiceChoice | None:
-    """Return the service of the sweep files of one pool, changed as a command says.
+    """Return the service of a pool's sweep files, with a command's options.
 
     Raises
     ------

@@ -137,7 +137,7 @@ class Packing:
 def least_device_time(
     rates: NDArray[np.float64], work: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find the least device time in which groups do all work, by a linear program.
+    """Solve for the least device time in which groups do all work.
 
     Parameters
     ----------
@@ -308,7 +308,8 @@ class _Decision:
         mean_weight = max(EPSILON, weighted.sum() / work.sum()) if work.any() else 1.0
         weight = np.divide(weighted, work * mean_weight, out=np.ones(len(work)), where=work > 0)
         rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
-        price, time_s = least_device_time(rates, work)
+        plans = any(device.kind != "cpu" for device in self.devices)  # a CPU's slots are filled without a plan
+        price, time_s = least_device_time(rates, work if plans else 0 * work)
         self.worth, self.is_planned = self.speeds.rates @ (price * weight), time_s > 0
         self.planned_s = float(time_s.sum()) / max(1, len(self.devices))
 
@@ -459,7 +460,7 @@ class _Decision:
         return self.waits_for_speeds and is_reporting
 
     def unknown_need_mib(self, device: Device) -> float:
-        """Return the memory to keep for a trial of which nothing is known, MiB.
+        """Return the memory to keep for an unknown trial, MiB.
 
         It is half of the device, or what another trial needs if that is more.
         """
@@ -554,7 +555,7 @@ class _Decision:
             self.actions.append(PauseTrial(number=number, reason="a device without trials can take it"))
 
     def even_ends(self) -> None:
-        """Pause a short trial for a longer one if the last then ends sooner.
+        """Pause a short trial for a longer one where that ends sooner.
 
         It is done once no more trials wait than there are devices, and each device runs one trial.
         """
@@ -704,7 +705,7 @@ class _Decision:
         return min(1.0, max(0.0, (self.left_s(trial) / self.planned_s - URGENT_FROM) / (1 - URGENT_FROM)))
 
     def lateness(self, trials: Sequence[Trial], group: int) -> float:
-        """Return the worth that a group loses if a trial in it would end last."""
+        """Return what a group loses if one of its trials ends last."""
         if not self.sees_end:
             return 0.0
         return LATE * min(1.0, max(0.0, max(self.lasts_each_s(trials, group)) / self.planned_s - IN_TIME))
@@ -719,7 +720,7 @@ class _Decision:
     # Memory.
 
     def need_mib(self, trial: Trial) -> float | None:
-        """Return the memory to keep for a trial, MiB, or None if nothing is known."""
+        """Return the memory to keep for a trial, MiB, None if unknown."""
         return self._needed_mib[trial.number]
 
     def _expected_need_mib(self, trial: Trial) -> float | None:
@@ -746,7 +747,7 @@ def _ran_out_twice(trial: Trial) -> bool:
 
 
 def _last_end_s(busy_s: Sequence[float], waiting_s: Sequence[float]) -> float:
-    """Return when the last trial ends if each runs alone, the longest first, s."""
+    """Return the makespan of trials alone, the longest first, s."""
     ends_s = sorted(busy_s)
     for length_s in sorted(waiting_s, reverse=True):
         heapq.heapreplace(ends_s, ends_s[0] + length_s)

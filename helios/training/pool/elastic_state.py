@@ -1,0 +1,96 @@
+"""What is known of trials that may change their size.
+
+Their program tells it under the key ``elastic`` of its reports, where what is missing is unknown:
+
+``devices``, ``nodes``, ``local``, ``accumulation``, ``step_s``, ``sync_s``
+    On how many devices a step ran, with how many samples of each and further passes, and what it took.
+``square``, ``variance``
+    Of the gradient, for the smallest batch.
+``epoch``, ``epochs``, ``progress``
+    Epochs that have ended, all of them, and the work done in steps of the smallest batch.
+``number`` with ``devices`` and ``pause_s``, or with ``refused``
+    Answer to the request to resize of that number.
+``lost`` with ``devices``, and ``kept``
+    What happened to a worker, how many are left, and their places among those before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helios.training.pool.reports import ReportReader
+from helios.training.pool.state import TrialRecord
+from helios.training.pool.sweep import ElasticProgram
+from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime
+
+MOST_MEASURED = 256
+"""Kinds of steps of which times are kept."""
+MOST_READS = 100
+"""Parts of a report file that are read when a pool begins."""
+CHANGE_S = 30.0
+"""How long a trial that has never changed its size is taken to stand still, s; Pollux assumes the same."""
+
+
+def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> ElasticState:
+    """Return what a trial that does not run has shown of itself."""
+    limits = BatchLimits(*program.batch, *program.local_batch)
+    state = ElasticState(
+        asked=program.least,
+        most=program.least,
+        least=program.least,
+        limits=limits,
+        submit_s=record.made_s,
+        restarts=record.changes,
+        gpu_s=record.device_s,
+        change_s=CHANGE_S if record.pause_s is None else record.pause_s,
+    )
+    reader = ReportReader(reports)
+    for _ in range(MOST_READS if record.attempts else 0):
+        found = reader.read()
+        for report in found:
+            state = learn(state, program, report.elastic, progress=report.progress)
+        if not found:
+            break
+    return state
+
+
+def learn(
+    state: ElasticState, program: ElasticProgram, message: Mapping[str, Any], *, progress: float | None
+) -> ElasticState:
+    """Return what is known after a report.
+
+    Parameters
+    ----------
+    progress : float, optional
+        Share of the training that is done. Without it the epochs tell it.
+    """
+    told = {
+        name: float(value)
+        for name, value in message.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    }
+    measured = dict(state.measured)
+    if {"devices", "local", "step_s", "sync_s"} <= told.keys() and told["devices"] >= 1 and told["step_s"] > 0:
+        run = StepRun(int(told.get("nodes", 1)), int(told["devices"]), int(told["local"]))
+        time = StepTime(told["step_s"], min(told["sync_s"], told["step_s"]))
+        if run in measured:  # noise of a loaded machine weighs less
+            time = StepTime(*((old + new) / 2 for old, new in zip(measured[run], time, strict=True)))
+        if run in measured or len(measured) < MOST_MEASURED:
+            measured[run] = time
+    largest = max((run.gpus for run in measured), default=0)
+    epochs = program.epochs or told.get("epochs")
+    share = told["epoch"] / epochs if progress is None and epochs and "epoch" in told else progress
+    return replace(
+        state,
+        measured=tuple(sorted(measured.items())),
+        most=min(program.most, max(program.least, 2 * largest)),
+        gradient=Gradient(told["square"], told["variance"])
+        if told.get("square") and "variance" in told
+        else state.gradient,
+        epoch=int(told.get("epoch", state.epoch)),
+        remaining=told["progress"] * max(0.0, 1 / share - 1) if share and "progress" in told else state.remaining,
+    )
