@@ -57,6 +57,10 @@ class Attempt:
     limit_mib: float
     folder: Path
     began_s: float
+    nodes: tuple[str, ...] = ("",)
+    """Names of the nodes on which it has a process."""
+    ends: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How its processes ended, by their nodes."""
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
@@ -102,8 +106,8 @@ class Attempt:
     change: SizeChange | None = None
     sized_s: float = 0.0
     """When its devices changed last, s since the epoch."""
-    refused_s: float = -inf
-    """When it kept its size though it was asked to change, s since the epoch."""
+    kept_until_s: float = 0.0
+    """Until when it is not asked to change its devices, s since the epoch."""
     restarted_s: float | None = None
     """When it was started again on other devices, until it reports, s since the epoch."""
 
@@ -117,10 +121,9 @@ class Attempt:
         """Number of its devices that share one memory, as CPUs do."""
         return count_parts(self.devices)
 
-    @property
-    def nodes(self) -> set[str]:
-        """Names of the nodes of its devices."""
-        return {node_name(each.name) for each in self.devices}
+    def on_node(self, node: str) -> list[Device]:
+        """Return its devices on a node."""
+        return [each for each in self.devices if node_name(each.name) == node]
 
     @property
     def is_asked_to_end(self) -> bool:
@@ -133,7 +136,8 @@ class Attempt:
         elastic = self.trial.elastic
         if elastic is not None:
             gpu_s = len(self.trial.devices) * (steady_s() - self.sized_s)
-            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s)
+            kept_until_s = inf if self.change is not None or self.is_asked_to_end else self.kept_until_s
+            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s, kept_until_s=kept_until_s)
         return replace(self.trial, curve=self.curve.points, elastic=elastic)
 
     @property
@@ -208,13 +212,15 @@ class Attempts:
             attempt.process.trials.discard(attempt.trial.number)
         self.change_neighbours(attempt.devices)
 
-    def take_memory(self, mib: Mapping[str, float]) -> None:
-        """Take over how much memory each process has."""
+    def take_memory(self, mib: Mapping[str, float], node: str) -> None:
+        """Take over how much memory each process of a node has."""
         for number, total in mib.items():
             process = self.processes.get(int(number))
             numbers = [int(number)] if process is None else process.trials
             for attempt in [self.running[each] for each in numbers if each in self.running]:
-                share = total / len(numbers) / attempt.parts  # the trials of a process in equal parts
+                share = (
+                    total / len(numbers) / count_parts(attempt.on_node(node) or attempt.devices)
+                )  # the trials of a process in equal parts
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 

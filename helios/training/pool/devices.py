@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.training.model import Device
 from helios.training.pool.containers import find_container
 from helios.training.pool.sweep_file import read_training_sweep
+from helios.units import count_in_words
 
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
@@ -95,7 +97,7 @@ def find_devices(
         Device(
             name=f"cpu:{place}",
             kind="cpu",
-            model=f"{own} cores",
+            model=count_in_words(own, "core"),
             memory_mib=(memory_mib or free_memory_mib()) / count,
             slots=slots // count,
             places=1 if split else cores() // max(1, cores() // slots),
@@ -242,6 +244,8 @@ class Node:
         What CUDA calls each device, None for the CPU.
     environment : mapping
         Environment of the trials on each device.
+    host : str
+        What other nodes call it.
     """
 
     name: str
@@ -249,6 +253,7 @@ class Node:
     devices: Sequence[Device]
     gpus: Mapping[str, str | None]
     environment: Mapping[str, Mapping[str, str]]
+    host: str = "localhost"
 
 
 def find_nodes(
@@ -297,6 +302,7 @@ def find_nodes(
                     device.name: {**each["environment"], "HELIOS_DEVICE": device.name}
                     for device, each in zip(devices, answer["has"], strict=True)
                 },
+                host=answer["host"],
             )
         )
     return tuple(found)
@@ -336,7 +342,7 @@ def main(text: str) -> None:
     has = [
         {"device": asdict(each), "gpu": gpu_id(each), "environment": dict(device_environment(each))} for each in devices
     ]
-    sys.stdout.write(json.dumps({"has": has}) + "\n")
+    sys.stdout.write(json.dumps({"has": has, "host": socket.gethostname()}) + "\n")
 
 
 if __name__ == "__main__":
