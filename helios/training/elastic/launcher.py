@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -41,15 +42,17 @@ def read_settings(given: Mapping[str, Any], devices: int) -> Message:
 
     ``devices``: environment of each worker of this node. ``batch``, ``local_batch``: least and most samples of a step,
     and of one pass of a worker. ``threads``: CPU threads of a worker. ``address``: host and port of the first node.
+    ``key``: secret of the workers, which those of all nodes have in common.
 
     Raises
     ------
     UsageError
         Something is missing.
     """
-    settings = {"devices": [{}] * devices, "threads": 1, "node": 0, "nodes": 1, "address": "", **given}
-    if not settings["devices"] or (settings["nodes"] > 1 and not settings["address"]):
-        raise UsageError(f"HELIOS_ELASTIC is not complete: {json.dumps(given)}", hint="Start it by a pool.")
+    settings = {"devices": [{}] * devices, "threads": 1, "node": 0, "nodes": 1, "key": secrets.token_hex(16), **given}
+    if not settings["devices"] or (settings["nodes"] > 1 and not {"address", "key"} <= given.keys()):
+        names = ", ".join(given)
+        raise UsageError(f"HELIOS_ELASTIC is not complete, it has {names}.", hint="Start it by a pool.")
     return settings
 
 

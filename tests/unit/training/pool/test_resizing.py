@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helios.targets import Target
 from helios.training.model import (
     Device,
     PoolAction,
@@ -199,19 +200,34 @@ def test_a_trial_changes_no_more_often_than_its_sweep_says(tmp_path: Path) -> No
     [
         (("cpu:0", "cpu:1", "cpu:2"), "its sweep allows 1 to 2"),
         (("cpu:0", "small"), "its limit is"),
-        (("cpu:0", "cpu:1"), "cpu:1 has no slot free"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_its_reason(
     tmp_path: Path, devices: tuple[str, ...], problem: str
 ) -> None:
     small = Device(name="small", kind="cpu", memory_mib=1.0, slots=1)
-    decide, hows = Resizes(devices, beside=True), ("takes", "takes ")
+    decide = Resizes(devices)
     elastic = replace(ELASTIC, most=2)
-    events, trials = run_until(tmp_path, decide, "note", hows=hows, elastic=elastic, devices=(*FOUR[:3], small))
+    events, trials = run_until(tmp_path, decide, "note", elastic=elastic, devices=(*FOUR[:3], small))
     (note,) = of_kind(events, "note")
     assert problem in note["note"]
     assert trials[0].changes == 0
+
+
+def test_devices_of_another_trial_are_not_taken(tmp_path: Path) -> None:
+    decide, hows = Resizes(("cpu:0", "cpu:1"), beside=True), ("takes", "takes ")
+    looked = 0
+
+    def decide_and_count(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        nonlocal looked
+        looked += snapshot.trials[0].progress is not None
+        if looked == 3:
+            (tmp_path / "go").touch()
+        return decide(snapshot)
+
+    watched = Watched()
+    run(elastic_sweep(tmp_path, *hows), devices=FOUR[:2], decide=decide_and_count, watched=watched)
+    assert of_kind(watched.events, "resizing") == []
 
 
 def test_a_trial_of_a_fixed_size_is_not_resized(tmp_path: Path) -> None:
@@ -267,3 +283,36 @@ def test_what_was_measured_stays_over_a_kill_of_the_pool(tmp_path: Path) -> None
     assert {run for run, _ in before.measured} <= {run for run, _ in after.measured}
     assert (after.restarts, after.submit_s) == (1, before.submit_s)
     assert after.gpu_s > 0
+
+
+def test_a_trial_on_more_devices_may_use_the_memory_of_all(tmp_path: Path) -> None:
+    devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
+    decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0", "cpu:1"))
+    _, trials = run_until(tmp_path, decide, "resized", count=2, hows=("large",), devices=devices)
+    assert (trials[0].state, trials[0].memory_kills) == (TrialState.FINISHED, 0)
+
+
+def test_a_trial_that_keeps_too_much_on_fewer_devices_is_killed_for_memory(tmp_path: Path) -> None:
+    devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
+    decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0",))
+    _, trials = run_until(tmp_path, decide, "out_of_memory", hows=("large",), devices=devices)
+    assert trials[0].memory_kills == 1
+    assert trials[0].reason == ""
+
+
+def test_a_target_that_is_reached_while_a_trial_changes_is_delivered_afterwards(tmp_path: Path) -> None:
+    def act(_: Coordinator, event: Mapping[str, Any]) -> None:
+        if event["event"] == "target":
+            (tmp_path / "answer").touch()
+        if event["event"] == "delivered":
+            (tmp_path / "go").touch()
+
+    target = Target(metric="loss", first=0.01, maximize=False)
+    watched = Watched(act)
+    sweep = elastic_sweep(tmp_path, "slow", target=target, objectives={"loss": False})
+    run(sweep, devices=FOUR, decide=Resizes(("cpu:0", "cpu:1")), watched=watched)
+    told = [
+        event["event"] for event in watched.events if event["event"] in {"resizing", "target", "resized", "delivered"}
+    ]
+    assert told == ["resizing", "target", "resized", "delivered"]
+    assert int((tmp_path / "pool" / "deliverable" / "step").read_text()) >= 100
