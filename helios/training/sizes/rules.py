@@ -49,14 +49,14 @@ def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
             speedups = reached[:-1] / reached[-1]
         age = snapshot.now_s - state.submit_s
         kept = allowed == len(job.placement)
-        trained = max(age - state.restarts * state.change_s, 0) / (age + state.change_s)
+        trained = max(age - state.restarts * state.change_s, 0) / max(age + state.change_s, 1)
         speedups = speedups * np.where(kept, 1, trained) * len(snapshot.nodes) / snapshot.gpus
         gains[job.name] = allowed, 1 / LEAST_SPEEDUP - 1 / (speedups + LEAST_SPEEDUP)
     return _place_best(snapshot, gains)
 
 
 def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements that end all jobs soonest in the mean, as far as these alone are concerned.
+    """Return placements that end the jobs of now soonest in the mean.
 
     Were GPUs divisible, placements free and no job to come, a unit of a job's progress would have one price until its
     end, and at any time the best use of all GPUs would be worth as many as there are jobs (Pontryagin's principle). So
@@ -92,7 +92,7 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
         now = allowed <= job.state.most
         lasts = np.full(len(allowed), KEPT_S)
         if job.placement and job.state.remaining is not None:
-            lasts = np.minimum(lasts, job.state.remaining / goodputs)
+            lasts = np.clip(job.state.remaining / goodputs, 1.0, KEPT_S)
         kept = np.where(allowed == len(job.placement), 1, lasts / (lasts + job.state.change_s))
         gains[job.name] = allowed[now], (price * kept * goodputs)[now]
     first = 1 + sum(job.weight for job in known)
@@ -124,10 +124,10 @@ def _rank_prices(longest_first: Sequence[Training], reached: Reached, gpus: int)
 
 
 def ones(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements by evolution for the least remaining GPU time of the jobs that run, as ONES (SC'21).
+    """Return placements by evolution for the least remaining GPU time.
 
-    Its population begins with the sizes of now each time, as a service remembers nothing. Sizes are rounded to such as
-    fill nodes.
+    Only that of jobs which run counts, as in ONES (SC'21). Its population begins with the sizes of now each time, as a
+    service remembers nothing. Sizes are rounded to such as fill nodes.
     """
     sizes = possible_sizes(snapshot)
     scores = {}
@@ -185,9 +185,12 @@ def _time_left(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, goodputs:
 
 
 def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes) -> tuple[Sizes, Floats]:
-    """Return sizes that a job may ever have, and the goodput on each; none before the first step."""
+    """Return sizes that a job may ever have, and the goodput on each.
+
+    There are none before its first step.
+    """
     state = job.state
-    if state.gradient is None:
+    if state.gradient is None or not state.measured:
         return sizes[:0], np.array([])
     allowed = sizes[(sizes >= state.least) & (sizes <= max(state.limits.most_gpus, state.most))]
     goodputs = _corrected(state.measured, state.gradient, state.limits, tuple(allowed), snapshot.gpus_per_node)
