@@ -24,10 +24,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
-from helios.training.elastic_sim.published_rules import TUNED
-from helios.training.elastic_sim.simulator import ElasticJob, JobOutcome, simulate
-from helios.training.sizes.rules import ELASTIC
-from helios.training.sizes.snapshot import CHANGE_S, GPUS_PER_NODE, NODES
+from helios.training.elastic_sim.published_rules import TUNED, PublishedService
+from helios.training.elastic_sim.simulator import CHANGE_S, GPUS_PER_NODE, NODES, ElasticJob, JobOutcome, simulate
+from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.rules import RULES
 
 EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
 MOST_LOCAL = {"yolov3": 8}
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("profiles", type=Path, help="the folder pollux of the profiles")
     parser.add_argument("--loads", default="0.5,1.0,1.5,2.0")
     parser.add_argument("--workloads", default="1-4")
-    parser.add_argument("--rules", default=",".join([*TUNED, *ELASTIC]))
+    parser.add_argument("--rules", default=",".join([*TUNED, *RULES]))
     parser.add_argument("--change-s", type=int, default=CHANGE_S)
     chosen = parser.parse_args()
     profiles = read_profiles(chosen.profiles)
@@ -95,8 +95,8 @@ def main() -> None:
                 name = f"workload-{number}"
                 jobs = read_workload(folder / f"{name}.csv", profiles, tuned=rule in TUNED)
                 started = time.process_time()
-                decide = TUNED[rule](jobs) if rule in TUNED else ELASTIC[rule]
-                mean, high, longest, restarts = summarise(simulate(jobs, decide, change_s=chosen.change_s))
+                service = PublishedService(TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
+                mean, high, longest, restarts = summarise(simulate(jobs, service, change_s=chosen.change_s))
                 spent = time.process_time() - started
                 policy = rule if rule in PUBLISHED else "pollux"
                 (row,) = published.query(f"load == {load} and workload == {name!r} and policy == {policy!r}").index

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 TIERS = ("first", "second")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -66,6 +68,10 @@ class Target:
         if value is None or not math.isfinite(value):
             return False
         return value >= self.values[tier] if self.maximize else value <= self.values[tier]
+
+    def best(self, values: Iterable[tuple[float, int]]) -> tuple[float, int] | None:
+        """Return the best of values with their trials, the first of equal ones."""
+        return (max if self.maximize else min)(values, key=itemgetter(0), default=None)
 
     def __str__(self) -> str:
         """Write it so that ``parse_target`` reads it."""

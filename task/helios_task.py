@@ -81,6 +81,7 @@ class _State:
 
     def __init__(self) -> None:
         self.folder: Path | None = None
+        self.removed: Path | None = None
         self.seen: tuple[int, int] | None = None
         self.details: dict[str, Any] = {}
         self.persists = False
@@ -218,7 +219,8 @@ def _tell_slurm(fields: dict[str, Any]) -> None:
         _state.failures += 1
         _state.retry_s = time.monotonic() + wait_s
         if _state.failures == 1:
-            print(f"helios_task: Slurm could not be told, and is tried later: {reason}", file=sys.stderr)  # noqa: T201 - no logger here
+            said = (getattr(reason, "stderr", None) or b"").decode("utf-8", "replace").strip()
+            print(f"helios_task: Slurm could not be told, and is tried later: {said or reason}", file=sys.stderr)  # noqa: T201 - no logger here
 
 
 def _note_progress(fields: dict[str, Any]) -> bool:
@@ -336,16 +338,15 @@ def checkpoint_folder(otherwise: str | Path | None = None) -> Path:
     Parameters
     ----------
     otherwise : path, optional
-        Used without a pool; without it a new folder that is removed at the end of the program.
+        Used without a pool, from then on; without it a new folder that is removed at the end of the program.
     """
-    chosen = os.environ.get("HELIOS_CHECKPOINTS") or otherwise
-    if chosen:
-        folder = Path(chosen)
-    else:
-        if _state.folder is None:
-            _state.folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
-            atexit.register(_remove, _state.folder, os.getpid())
-        folder = _state.folder
+    chosen = os.environ.get("HELIOS_CHECKPOINTS") or otherwise or _state.folder
+    if not chosen:
+        chosen = _state.removed = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+        atexit.register(_remove, _state.removed, os.getpid())
+        if os.environ.get("SLURM_JOB_ID"):
+            print("helios_task: checkpoints are removed when the program ends; set HELIOS_CHECKPOINTS", file=sys.stderr)  # noqa: T201 - no logger here
+    folder = _state.folder = Path(chosen)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -408,7 +409,7 @@ def mark_checkpoint(name: str, *, step: int | None = None) -> None:
         partial = folder / f".{LATEST}.partial"
         partial.write_text(name + "\n", encoding="utf-8")
         _complete(partial, folder / LATEST)
-    report(step=step, checkpoint=name)
+    report(step=step, checkpoint=None if folder == _state.removed else name)  # a requeued job would not find it
 
 
 def latest_checkpoint() -> Path | None:

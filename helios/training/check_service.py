@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from helios.services.registry import find_flaws, make_service
@@ -16,6 +17,7 @@ from helios.training.model import (
     PauseTrial,
     PoolAction,
     PoolSnapshot,
+    ResizeTrial,
     SharedSpeed,
     ShareTrial,
     StartTrial,
@@ -26,6 +28,7 @@ from helios.training.model import (
     placement,
 )
 from helios.training.ports import PoolService
+from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime
 
 MOST_SHOWN = 12
 NOW_S = 1_700_000_000.0
@@ -57,6 +60,8 @@ def check_pool_service(service: type[Any] | PoolService) -> None:
       that may train them as well.
     - It promises no more memory than a device has.
     - It pauses and stops only trials that have not ended, and gives shares above 0 and at most 1 to running ones.
+    - It resizes only running trials that are elastic, and not before their time. Devices that they give up by earlier
+      actions of the same answer are free for them.
     - Every action has a reason.
 
     Parameters
@@ -105,6 +110,7 @@ def pool_situations() -> Iterator[tuple[str, PoolSnapshot]]:
     """Yield the pools that ``check_pool_service`` tries, each with a title."""
     yield from _waiting_pools()
     yield from _running_pools()
+    yield from _elastic_pools()
     yield from _extreme_pools()
 
 
@@ -161,6 +167,35 @@ def _running_pools() -> Iterator[tuple[str, PoolSnapshot]]:
                 a_trial(3, forecast=KNOWN),
             ],
             speeds=SPEEDS,
+        ),
+    )
+
+
+def _elastic_pools() -> Iterator[tuple[str, PoolSnapshot]]:
+    limits = BatchLimits(smallest=32, largest=512, smallest_local=16, largest_local=128)
+    new = ElasticState(asked=1, most=1, limits=limits, submit_s=NOW_S)
+    ran = ElasticState(
+        asked=1,
+        most=2,
+        limits=limits,
+        submit_s=NOW_S - 600,
+        remaining=1e5,
+        measured=((StepRun(1, 1, 32), StepTime(0.1, 0.0)),),
+        gradient=Gradient(1.0, 5.0),
+    )
+    yield "elastic trials that wait", a_pool([a_trial(number, elastic=new) for number in range(5)])
+    yield (
+        "elastic trials beside others",
+        a_pool(
+            [
+                a_trial(0, elastic=ran, devices=("gpu:0",), **RUNNING),
+                a_trial(1, elastic=replace(ran, kept_until_s=NOW_S + 9), devices=("gpu:1",), **RUNNING),
+                a_trial(2, elastic=replace(ran, remaining=None), devices=("gpu:2", "gpu:3"), **RUNNING),
+                a_trial(3, elastic=ran, state=TrialState.PAUSED),
+                a_trial(4, elastic=replace(new, least=3, most=4)),
+                *(a_trial(number) for number in range(5, 9)),
+            ],
+            devices=6,
         ),
     )
 
@@ -232,7 +267,7 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
     """Yield the faults of a service's answer for a pool."""
     foreign = [action for action in actions if not isinstance(action, PoolAction)]
     if foreign:
-        yield f"{foreign[0]!r} is no action on a pool; return StartTrial, PauseTrial, StopTrial or ShareTrial"
+        yield f"{foreign[0]!r} is no action on a pool; see PoolAction for what is"
         return
     trials = {trial.number: trial for trial in pool.trials}
     for number, times in Counter(action.number for action in actions).items():
@@ -248,14 +283,46 @@ def find_pool_faults(actions: list[PoolAction], pool: PoolSnapshot) -> Iterator[
             {TrialState.WAITING, TrialState.PAUSED}
             if isinstance(action, StartTrial)
             else {TrialState.RUNNING}
-            if isinstance(action, PauseTrial | ShareTrial)
+            if isinstance(action, PauseTrial | ShareTrial | ResizeTrial)
             else {TrialState.RUNNING, TrialState.WAITING, TrialState.PAUSED}
         )
         if state is not None and state not in allowed:
             yield f"a {type(action).__name__} names trial {action.number}, which is {state}"
         if isinstance(action, ShareTrial) and action.share is not None and not 0 < action.share <= 1:
             yield f"it gives trial {action.number} a share of {action.share}; shares are above 0 and at most 1"
-    yield from _device_faults([action for action in actions if isinstance(action, StartTrial)], pool)
+    elastic = {number: trial for number, trial in trials.items() if trial.elastic is not None}
+    yield from _size_faults([action for action in actions if action.number in elastic], elastic, pool)
+    yield from _resize_faults([action for action in actions if isinstance(action, ResizeTrial)], elastic, pool)
+    fixed = replace(pool, trials=tuple(trial for trial in pool.trials if trial.elastic is None))
+    starts = [action for action in actions if isinstance(action, StartTrial) and action.number not in elastic]
+    yield from _device_faults(starts, fixed)
+
+
+def _resize_faults(actions: list[ResizeTrial], elastic: dict[int, Trial], pool: PoolSnapshot) -> Iterator[str]:
+    for action in actions:
+        known = elastic[action.number].elastic if action.number in elastic else None
+        if known is None:
+            yield f"it resizes trial {action.number}, which is of a fixed size"
+        elif pool.now_s < known.kept_until_s:
+            yield f"it resizes trial {action.number} before its time"
+
+
+def _size_faults(actions: list[PoolAction], elastic: dict[int, Trial], pool: PoolSnapshot) -> Iterator[str]:
+    """Yield faults of the devices that elastic trials get, one action after another."""
+    names = {device.name for device in pool.devices}
+    held = {lead.number: lead.devices for lead, *_ in by_process(pool.trials)}
+    for action in actions:
+        held.pop(action.number, None)
+        if isinstance(action, StartTrial | ResizeTrial):
+            used = {name for devices in held.values() for name in devices}
+            if not action.devices or len({*action.devices}) < len(action.devices) or {*action.devices} - names:
+                yield f"it gives trial {action.number} {action.devices}; name devices of the snapshot, each once"
+            elif used & {*action.devices}:
+                yield f"it gives trial {action.number} devices that others have: {sorted(used & {*action.devices})}"
+            known = elastic[action.number].elastic
+            if known is not None and len(action.devices) > known.most:
+                yield f"it gives trial {action.number} {len(action.devices)} devices, above {known.most}"
+            held[action.number] = action.devices
 
 
 def _fusing_faults(starts: list[StartTrial], joining: list[StartTrial], pool: PoolSnapshot) -> Iterator[str]:

@@ -178,13 +178,21 @@ def prepare_pools(
     devices = find_devices(**wanted)
     if asked.mps and (devices[0].kind != "gpu" or shutil.which(MPS_CONTROL) is None):
         raise UsageError("MPS needs an NVIDIA GPU, and nvidia-cuda-mps-control of its driver.", hint="Leave --mps out.")
+    nodes = find_nodes(folders, wanted)
+    count = len(devices) + sum(len(node.devices) for node in nodes)
+    for path, sweep in sweeps.items():
+        if sweep.elastic is not None and sweep.elastic.least > count:
+            raise UsageError(
+                f"The trials of {path} need at least {sweep.elastic.least} devices, and {count} are there.",
+                hint="Write a smaller least in [elastic]; on the CPU each slot is a device: --slots",
+            )
     return PreparedPools(
         folders=folders,
         sweeps=sweeps,
         service="" if choice is None else choice.name,
         decide=decide,
         devices=devices,
-        nodes=find_nodes(folders, wanted),
+        nodes=nodes,
     )
 
 

@@ -125,7 +125,7 @@ class PoolStatus:
             known += [(value, trial.number) for value in trial.extremes]
             metrics = {**trial.metrics, **self.reports.get(trial.number, Report()).metrics}
             known += [(metrics[target.metric], trial.number)] if target.metric in metrics else []
-        value, number = (max if target.maximize else min)(known, key=lambda each: each[0], default=(None, None))
+        value, number = target.best(known) or (None, None)
         need = next((each["need"] for each in live if each.get("need")), None)
         n_reached = len(self.records.reached)
         return {

@@ -203,17 +203,18 @@ def compare_target_rules(
     Parameters
     ----------
     trials, devices, profiles, **about
-        As of :class:`~helios.training.simulator.SimulatedPool`. The trials of one ``sweep`` are one task.
+        As of :class:`~helios.training.simulator.SimulatedPool`. The trials of one ``sweep`` are one task; one without
+        a name of its sweep is a task by itself.
     rules : mapping of str to Decide
         Rules to compare beside equal share, first come first served, the shortest need first, growth efficiency and an
         oracle, such as ``{"targets": Targets(TargetOptions()).decide}``.
     progress : callable
         Called with the name of each rule before it runs.
     """
+    trials = [replace(trial, sweep=trial.sweep or str(number)) for number, trial in enumerate(trials)]
     tasks: dict[str, tuple[int, ...]] = {}
     for number, trial in enumerate(trials):
-        key = trial.sweep or str(number)
-        tasks[key] = (*tasks.get(key, ()), number)
+        tasks[trial.sweep] = (*tasks.get(trial.sweep, ()), number)
     first_come = share_fixed(max((device.places for device in devices), default=1))
     compared = {EQUAL: share_fixed(ALL), FIRST_COME: first_come, SHORTEST: shortest_need, GROWTH: growth_efficiency}
     strict = Targets(TargetOptions(floor=0.02, between=0.0)).decide

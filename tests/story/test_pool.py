@@ -46,14 +46,6 @@ direction = "minimize"
 SLOW = "\nimport time\nwhile not pathlib.Path('go').exists(): time.sleep(0.02)\n"
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(TRAIN)
-    path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.format(python=sys.executable))
-    return path
-
-
 def result(answer: Answer) -> Mapping[str, Any]:
     found: Mapping[str, Any] = answer.json
     return found

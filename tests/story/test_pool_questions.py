@@ -41,7 +41,7 @@ if x == 1 and not pathlib.Path("data").exists():
 report(step=1, score=x, progress=1.0)
 """
 SWEEP = """
-command = "{python} train.py {{x}}"
+command = "{python} train.py {{x}} {{seed}}"
 attempts = 1
 [parameters]
 x = [0, 1, 2, 3, 4, 5, 6]
@@ -52,14 +52,6 @@ metric = "score"
 MODE = "a b"
 """
 Start = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(TRAIN)
-    path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.format(python=sys.executable).replace("train.py {x}", "train.py {x} {seed}"))
-    return path
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from helios.training.pool.state import FILE
 from tests.story.shell import Helios
 
@@ -24,14 +22,6 @@ for step, acc in enumerate([0.5, 0.7 + float(sys.argv[1]) / 10, 0.9]):
     report(checkpoint="model.pt")
 """
 SWEEP = 'command = "{python} train.py {{x}}"\n[parameters]\nx = [0, 2]\n'
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(TRAIN)
-    path = tmp_path / "sweep.toml"
-    path.write_text(SWEEP.format(python=sys.executable))
-    return path
 
 
 def test_a_target_of_the_command_line_is_delivered(helios: Helios, sweep: Path) -> None:

@@ -134,7 +134,9 @@ def test_without_a_pool_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def test_without_a_pool_checkpoints_may_have_a_folder(tmp_path: Path) -> None:
     assert helios_task.checkpoint_folder(tmp_path / "mine") == tmp_path / "mine"
-    assert (tmp_path / "mine").is_dir()
+    with helios_task.save_checkpoint("model.pt") as path:
+        path.write_text("x")
+    assert helios_task.latest_checkpoint() == tmp_path / "mine" / "model.pt"
 
 
 # Reports.
@@ -684,11 +686,20 @@ def test_a_pool_and_a_second_process_leave_the_comment(
     assert slurm.read_text() == COMMENT + "\n"
 
 
-def test_a_slurm_that_fails_does_not_disturb_the_program(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (slurm.parent / "squeue").write_text("#!/bin/sh\nexit 1\n")
+def test_a_slurm_that_refuses_does_not_disturb_the_program(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (slurm.parent / "scontrol").write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
     for _ in range(5):
-        helios_task.report(step=3, checkpoint="last")
-    assert capsys.readouterr().err.count("Slurm could not be told") == 1
+        helios_task.report(step=3, acc=0.91, checkpoint="last")
+    assert capsys.readouterr().err.count("Slurm could not be told, and is tried later: Access denied") == 1
+
+
+def test_a_checkpoint_that_a_requeue_would_not_find_is_not_told(
+    slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with helios_task.save_checkpoint("model.pt", step=3) as path:
+        path.write_text("x")
+    assert "checkpoint=" not in slurm.read_text()
+    assert "set HELIOS_CHECKPOINTS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", ["squeue", "scontrol"])

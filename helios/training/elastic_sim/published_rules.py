@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from helios.training.elastic_sim.simulator import ElasticJob
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, TrainingState
+from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
 
 SHORT_GPU_S = 16 * 3600
 """GPU seconds after which a job falls into the second queue of Tiresias."""
@@ -17,19 +18,19 @@ def tiresias() -> Decide:
 
     New jobs go first. A job that had ``SHORT_GPU_S`` waits behind all that had less, in the order of falling behind.
     """
-    long: list[str] = []
+    long: list[int] = []
 
-    def decide(snapshot: ElasticSnapshot) -> Mapping[str, Placement]:
+    def decide(snapshot: ElasticSnapshot) -> Mapping[int, Placement]:
         known = {job.name: job for job in snapshot.jobs}
         long[:] = [name for name in long if name in known]
-        long.extend(job.name for job in snapshot.jobs if job.gpu_s >= SHORT_GPU_S and job.name not in long)
+        long.extend(job.name for job in snapshot.jobs if job.state.gpu_s >= SHORT_GPU_S and job.name not in long)
         queue = [*(name for name in known if name not in long), *long]
         return _place_asked(snapshot, (known[name] for name in queue))
 
     return decide
 
 
-def fixed(snapshot: ElasticSnapshot) -> dict[str, Placement]:
+def fixed(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     """Return placements by arrival, with the sizes that owners ask for.
 
     A job that fits may pass one that does not.
@@ -37,27 +38,27 @@ def fixed(snapshot: ElasticSnapshot) -> dict[str, Placement]:
     return _place_asked(snapshot, snapshot.jobs)
 
 
-def _place_asked(snapshot: ElasticSnapshot, queue: Iterable[TrainingState]) -> dict[str, Placement]:
+def _place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[int, Placement]:
     left, chosen = snapshot.gpus, []
     for job in queue:
-        if job.gpus <= left:
-            left -= job.gpus
+        if job.state.asked <= left:
+            left -= job.state.asked
             chosen.append(job)
-    return place_emptiest(snapshot, [(job, job.gpus) for job in chosen])
+    return place_emptiest(snapshot, [(job, job.state.asked) for job in chosen])
 
 
-def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[TrainingState, int]]) -> dict[str, Placement]:
+def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[Training, int]]) -> dict[int, Placement]:
     """Return placements that take the emptiest nodes first.
 
     Jobs of an unchanged size stay where they are.
     """
     placements = {job.name: job.placement for job, size in sizes if len(job.placement) == size}
     used = list(chain.from_iterable(placements.values()))
-    free = [snapshot.gpus_per_node - used.count(node) for node in range(snapshot.nodes)]
+    free = [room - used.count(node) for node, room in enumerate(snapshot.nodes)]
     for job, size in sizes:
         placement = list(placements.get(job.name, ()))
         while len(placement) < size:
-            node = max(range(snapshot.nodes), key=free.__getitem__)
+            node = max(range(len(free)), key=free.__getitem__)
             taken = min(free[node], size - len(placement))
             placement += [node] * taken
             free[node] -= taken
@@ -70,27 +71,27 @@ def optimus(jobs: Sequence[ElasticJob]) -> Decide:
 
     It knows remaining steps and step times, as its published runs did.
     """
-    known = {job.name: job for job in jobs}
 
-    def time_left(state: TrainingState, gpus: int) -> float:
-        job = known[state.name]
+    def time_left(training: Training, gpus: int) -> float:
+        job = jobs[training.name]
         last = job.profile.epochs - 1
         steps = (
-            job.profile.iterations_after(job.batch, last) - job.profile.iterations_after(job.batch, state.epoch)
-            if state.epoch < last
+            job.profile.iterations_after(job.batch, last)
+            - job.profile.iterations_after(job.batch, training.state.epoch)
+            if training.state.epoch < last
             else 1
         )
         return steps * _true_step(job, gpus)
 
-    def decide(snapshot: ElasticSnapshot) -> Mapping[str, Placement]:
+    def decide(snapshot: ElasticSnapshot) -> Mapping[int, Placement]:
         left, sizes, gains = snapshot.gpus, dict.fromkeys((job.name for job in snapshot.jobs), 0), {}
         states = {job.name: job for job in snapshot.jobs}
         for name in list(states)[:left]:
             sizes[name] = 1
         left -= sum(sizes.values())
 
-        def gain(name: str) -> float:
-            job, size = known[name], sizes[name]
+        def gain(name: int) -> float:
+            job, size = jobs[name], sizes[name]
             most = min(job.batch // job.profile.limits.smallest_local, job.most_gpus)
             if not size or size + 1 > most:
                 return 0.0
@@ -117,6 +118,14 @@ def _true_step(job: ElasticJob, gpus: int) -> float:
         batch = type(batch)(min(local, limits.largest // 2), 1)
     time = job.profile.step_time(placement, batch.local)
     return time.step_s + (time.step_s - time.sync_s) * batch.accumulation
+
+
+class PublishedService(Elastic):
+    """Decide by a rule that was made for one workload."""
+
+    def __init__(self, rule: Decide) -> None:
+        super().__init__(ElasticOptions())
+        self.rule = rule
 
 
 TUNED: dict[str, Callable[[Sequence[ElasticJob]], Decide]] = {

@@ -1,37 +1,49 @@
 """Simulate a cluster where trainings change their number of GPUs.
 
-The setting is that of Pollux (OSDI'21). Rules decide from a snapshot once a minute. A change of a training's placement
-stops it; a batch changes for nothing. A rule is told what a training has shown: measured steps, gradients of the past,
-epochs that its owner states.
+The setting is that of Pollux (OSDI'21). A service for pools decides once a minute, from the snapshot that it has of a
+pool that runs. A change of a training's nodes stops it; a batch changes for nothing. A service is told what a training
+has shown: measured steps, gradients of the past, epochs that its owner states.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain
 
 from helios.errors import HeliosError
 from helios.training.elastic_sim.profiles import ModelProfile
-from helios.training.sizes.goodput import Goodput, fit_speed
-from helios.training.sizes.model import GpuBatch, Gradient, Measured, StepRun, statistical_gain
-from helios.training.sizes.snapshot import (
-    CHANGE_S,
-    GPUS_PER_NODE,
-    NODES,
-    Decide,
-    ElasticSnapshot,
-    Placement,
-    TrainingState,
+from helios.training.model import (
+    Device,
+    PauseTrial,
+    PoolSnapshot,
+    ResizeTrial,
+    StartTrial,
+    Trial,
+    TrialState,
+    node_name,
 )
+from helios.training.ports import PoolService
+from helios.training.sizes.goodput import Goodput, fit_speed
+from helios.training.sizes.model import ElasticState, GpuBatch, Gradient, Measured, StepRun, statistical_gain
 
+NODES, GPUS_PER_NODE = 16, 4
+CHANGE_S = 30
+"""Seconds that a training stands still when its nodes change."""
 ROUND_S = 60
 """Seconds between two decisions."""
+MOST_DECISIONS = 3
+"""Most decisions at one time; a pool decides again once a trial is paused."""
 LONGEST_S = 60 * 86_400
 """Time after which a simulation is given up."""
 
 NO_BATCH = GpuBatch(0, 0)
+DEVICES = tuple(
+    Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
+    for node in range(NODES)
+    for place in range(GPUS_PER_NODE)
+)
 
 
 class AllocationInvalid(HeliosError):
@@ -50,8 +62,8 @@ class ElasticJob:
         Whether the batch stays as asked for, whatever is learned.
     most_gpus : int
         GPUs that it may ever have.
-    stated_epochs : float
-        Epochs that its owner states; the truth is in the profile.
+    stated_epochs : float, optional
+        Epochs that its owner states. The truth is in the profile, and 0 there is none.
     """
 
     name: str
@@ -61,7 +73,7 @@ class ElasticJob:
     batch: int
     fixed_batch: bool = False
     most_gpus: int = NODES * GPUS_PER_NODE
-    stated_epochs: float = 0.0
+    stated_epochs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,8 @@ class JobOutcome:
 @dataclass(slots=True)
 class _Training:
     job: ElasticJob
-    placement: Placement = ()
+    devices: tuple[str, ...] = ()
+    nodes: Counter[str] = field(default_factory=Counter)
     shape: tuple[int, ...] = ()
     batch: GpuBatch = NO_BATCH
     pause_s: int = 0
@@ -96,18 +109,20 @@ class _Training:
     end_s: int | None = None
     _chosen_for: tuple[Measured, Gradient | None, tuple[int, ...]] | None = None
 
-    def place(self, placement: Placement, change_s: int) -> None:
+    def place(self, devices: tuple[str, ...], change_s: int) -> None:
         """Move to other GPUs, or off all."""
-        self.placement = placement
-        self.shape = tuple(len(list(gpus)) for _, gpus in groupby(placement))
-        if placement:
-            self.pause_s = change_s
-            self.starts += 1
-            self._choose_batch()
+        nodes = Counter(map(node_name, devices))
+        self.devices = devices
+        if nodes != self.nodes:
+            self.nodes, self.shape = nodes, tuple(nodes.values())
+            if nodes:
+                self.pause_s = change_s
+                self.starts += 1
+                self._choose_batch()
 
     def run(self, start_s: int, seconds: int) -> None:
         """Train for some seconds on the GPUs it has."""
-        if not self.placement or self.end_s is not None:
+        if not self.devices or self.end_s is not None:
             return
         pause = min(self.pause_s, seconds)
         self.pause_s -= pause
@@ -126,11 +141,11 @@ class _Training:
                 if self.epoch == self.job.profile.epochs:
                     self.end_s = now
             self._choose_batch()
-        self.gpu_s += (now - start_s) * len(self.placement)
+        self.gpu_s += (now - start_s) * len(self.devices)
 
     def _measure(self) -> float:
         """Return the goodput of the coming steps, and learn from them."""
-        profile, gpus = self.job.profile, len(self.placement)
+        profile, gpus = self.job.profile, len(self.devices)
         time = profile.step_time(self.shape, self.batch.local)
         total = gpus * self.batch.local * (self.batch.accumulation + 1)
         gradient = profile.gradient(total, self.epoch)
@@ -147,7 +162,7 @@ class _Training:
         if self._chosen_for == known:
             return
         self._chosen_for = known
-        limits, gpus = self.job.profile.limits, len(self.placement)
+        limits, gpus = self.job.profile.limits, len(self.devices)
         if self.job.fixed_batch:
             self.batch = limits.split(self.job.batch, gpus)
         elif self.gradient is None:
@@ -156,68 +171,68 @@ class _Training:
             goodput = Goodput(fit_speed(self.measured), self.gradient, limits)
             self.batch = goodput.choose_batch(len(self.shape), gpus)
 
-    def state(self) -> TrainingState:
-        """Return what a rule may know."""
+    def trial(self, number: int, change_s: int) -> Trial:
+        """Return what a service may know."""
         job, limits = self.job, self.job.profile.limits
         per_epoch = job.profile.progress_after(1)  # an epoch has as many samples as the one before
-        epochs = job.stated_epochs or job.profile.epochs
+        epochs = job.profile.epochs if job.stated_epochs is None else job.stated_epochs
         grown = 2 * max((run.gpus for run in self.runs), default=0)
-        return TrainingState(
-            name=job.name,
-            submit_s=job.submit_s,
-            gpus=job.gpus,
+        state = ElasticState(
+            asked=job.gpus,
+            most=min(max(grown, 1), limits.most_gpus, job.most_gpus),
             limits=limits,
-            placement=self.placement,
-            most_gpus=min(max(grown, 1), limits.most_gpus, job.most_gpus),
+            submit_s=job.submit_s,
             restarts=max(self.starts - 1, 0),
             gpu_s=self.gpu_s,
             epoch=self.epoch,
-            remaining=max(epochs * per_epoch - self.progress, per_epoch / 2),
+            remaining=max(epochs * per_epoch - self.progress, per_epoch / 2) if epochs else None,
             measured=self.measured,
             gradient=self.gradient,
+            change_s=change_s,
         )
+        at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.starts else TrialState.WAITING
+        return Trial(number=number, parameters={}, state=at, devices=self.devices, elastic=state)
 
 
-def simulate(jobs: Sequence[ElasticJob], decide: Decide, *, change_s: int = CHANGE_S) -> list[JobOutcome]:
-    """StepRun a workload to its end.
+def simulate(jobs: Sequence[ElasticJob], service: PoolService, *, change_s: int = CHANGE_S) -> list[JobOutcome]:
+    """Run a workload to its end.
 
     Raises
     ------
     AllocationInvalid
-        The rule gives a GPU twice, or starts nothing for ever.
+        The service gives a GPU twice, or starts nothing for ever.
     NotMeasured
-        The rule asks for what the profile does not hold.
+        The service asks for what the profile does not hold.
     """
     trainings = [_Training(job) for job in jobs]
     now = 0
     while any(training.end_s is None for training in trainings):
         if now > LONGEST_S:
             raise AllocationInvalid(
-                f"Trainings have not ended after {LONGEST_S // 86_400} days.", hint="See that the rule starts each one."
+                f"Trainings have not ended after {LONGEST_S // 86_400} days.",
+                hint="See that the service starts each one.",
             )
         for training in trainings:
             training.run(now, ROUND_S)
         now += ROUND_S
-        waiting = [training for training in trainings if training.job.submit_s <= now and training.end_s is None]
-        if not waiting:
-            continue
-        placements = decide(ElasticSnapshot(now, tuple(training.state() for training in waiting)))
-        _check(placements, now)
-        for training in waiting:
-            placement = tuple(placements.get(training.job.name, ()))
-            if placement != training.placement:
-                training.place(placement, change_s)
+        waiting = {
+            number: training
+            for number, training in enumerate(trainings)
+            if training.job.submit_s <= now and training.end_s is None
+        }
+        for _ in range(MOST_DECISIONS if waiting else 0):
+            trials = tuple(training.trial(number, change_s) for number, training in waiting.items())
+            actions = list(service.decide(PoolSnapshot(now_s=now, devices=DEVICES, trials=trials)))
+            for action in actions:
+                if isinstance(action, StartTrial | ResizeTrial | PauseTrial):
+                    devices = () if isinstance(action, PauseTrial) else action.devices
+                    trainings[action.number].place(devices, change_s)
+            if not any(isinstance(action, PauseTrial) for action in actions):
+                break
+        used = list(chain.from_iterable(training.devices for training in waiting.values()))
+        if len({*used}) < len(used):
+            raise AllocationInvalid(f"At {now} s a GPU is given twice.", hint="Give out each GPU once.")
     return [
         JobOutcome(training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s)
         for training in trainings
     ]
-
-
-def _check(placements: Mapping[str, Placement], now: int) -> None:
-    used = Counter(node for placement in placements.values() for node in placement)
-    for node, count in used.items():
-        if count > GPUS_PER_NODE or not 0 <= node < NODES:
-            raise AllocationInvalid(
-                f"At {now} s node {node} would have {count} GPUs in use of {GPUS_PER_NODE}.",
-                hint="Give out each GPU once.",
-            )

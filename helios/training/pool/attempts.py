@@ -57,6 +57,10 @@ class Attempt:
     limit_mib: float
     folder: Path
     began_s: float
+    nodes: tuple[str, ...] = ("",)
+    """Names of the nodes on which it has a process."""
+    ends: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How its processes ended, by their nodes."""
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     value: float | None = None
@@ -117,10 +121,9 @@ class Attempt:
         """Number of its devices that share one memory, as CPUs do."""
         return count_parts(self.devices)
 
-    @property
-    def nodes(self) -> set[str]:
-        """Names of the nodes of its devices."""
-        return {node_name(each.name) for each in self.devices}
+    def on_node(self, node: str) -> list[Device]:
+        """Return its devices on a node."""
+        return [each for each in self.devices if node_name(each.name) == node]
 
     @property
     def is_asked_to_end(self) -> bool:
@@ -208,13 +211,15 @@ class Attempts:
             attempt.process.trials.discard(attempt.trial.number)
         self.change_neighbours(attempt.devices)
 
-    def take_memory(self, mib: Mapping[str, float]) -> None:
-        """Take over how much memory each process has."""
+    def take_memory(self, mib: Mapping[str, float], node: str) -> None:
+        """Take over how much memory each process of a node has."""
         for number, total in mib.items():
             process = self.processes.get(int(number))
             numbers = [int(number)] if process is None else process.trials
             for attempt in [self.running[each] for each in numbers if each in self.running]:
-                share = total / len(numbers) / attempt.parts  # the trials of a process in equal parts
+                share = (
+                    total / len(numbers) / count_parts(attempt.on_node(node) or attempt.devices)
+                )  # the trials of a process in equal parts
                 peak = max(share, attempt.trial.peak_memory_mib or 0.0)
                 attempt.trial = replace(attempt.trial, memory_mib=share, peak_memory_mib=peak)
 

@@ -278,7 +278,7 @@ class Coordinator:
             if events is None:
                 self._launcher.restart_agent(name)
             for event in events or ():
-                self._handle_event(event)
+                self._handle_event(event, name)
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
@@ -391,10 +391,10 @@ class Coordinator:
             attempt.why = action.reason
             attempt.request(wanted)
 
-    def _handle_event(self, event: Mapping[str, Any]) -> None:
-        """Handle what an agent tells."""
+    def _handle_event(self, event: Mapping[str, Any], node: str) -> None:
+        """Handle what the agent of a node tells."""
         if event["event"] == "memory":
-            self._attempts.take_memory(event["mib"])
+            self._attempts.take_memory(event["mib"], node)
             self._attempts.take_held(event["held_s"])
         elif event["event"] == "warm_failed":
             self._notes.note(f"Trials start without the warm process: {event['reason']}")
@@ -408,4 +408,4 @@ class Coordinator:
             if (process := self._attempts.processes.get(event["number"])) is not None:
                 self._endings.end_process(process, event)
             else:
-                self._endings.end(self._attempts.running[event["number"]], event)
+                self._launcher.end_on_node(self._attempts.running[event["number"]], node, event)

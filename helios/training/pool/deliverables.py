@@ -45,7 +45,7 @@ class Deliverables:
 
     def __init__(self, *, trials: SweepTrials, notes: Notes) -> None:
         self._trials, self._notes = trials, notes
-        self._confirmed: dict[int, str] = {}
+        self._confirmed: dict[int, tuple[str, int | None]] = {}
         self._asked_s: dict[tuple[int, int], float] = {}
         self._job: tuple[int, Future[str]] | None = None
         self._next_s = 0.0
@@ -65,7 +65,7 @@ class Deliverables:
                 continue
             is_later = report.time_s is None or report.time_s >= (about["time_s"] or 0.0)
             if is_later if about["step"] is None else step is not None and step >= about["step"]:
-                self._confirmed[tier] = report.checkpoint
+                self._confirmed[tier] = report.checkpoint, step
 
     def work(self) -> None:
         """Publish what is ready, and record what was published."""
@@ -97,13 +97,15 @@ class Deliverables:
         return False
 
     def _begin(self, tier: int) -> Future[str]:
-        trials, record, name = self._trials, self._record(tier), self._confirmed.get(tier)
+        trials, record = self._trials, self._record(tier)
+        name, step = self._confirmed.get(tier, (None, None))
         checkpoints = trials.folder(record.number) / "checkpoints"
         checkpoint = find_checkpoint(checkpoints, name)
         about = {key: value for key, value in trials.state.reached[tier].items() if key not in {"what", "at_s"}}
         about |= {"tier": tier + 1, "sweep": trials.source.name, "parameters": dict(record.parameters)}
-        about |= {"checkpoint": checkpoint and checkpoint.name}
-        about |= {"confirmed": checkpoint is not None and name is not None and (checkpoints / name).exists()}
+        confirmed = checkpoint is not None and name is not None and (checkpoints / name).exists()
+        about |= {"checkpoint": checkpoint and checkpoint.name, "confirmed": confirmed}
+        about |= {"checkpoint_step": step if confirmed else None}
         place, future = trials.source.folder / FOLDERS[tier], Future[str]()
 
         def work() -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -242,6 +243,8 @@ class Node:
         What CUDA calls each device, None for the CPU.
     environment : mapping
         Environment of the trials on each device.
+    host : str
+        What other nodes call it.
     """
 
     name: str
@@ -249,6 +252,7 @@ class Node:
     devices: Sequence[Device]
     gpus: Mapping[str, str | None]
     environment: Mapping[str, Mapping[str, str]]
+    host: str = "localhost"
 
 
 def find_nodes(
@@ -297,6 +301,7 @@ def find_nodes(
                     device.name: {**each["environment"], "HELIOS_DEVICE": device.name}
                     for device, each in zip(devices, answer["has"], strict=True)
                 },
+                host=answer["host"],
             )
         )
     return tuple(found)
@@ -336,7 +341,7 @@ def main(text: str) -> None:
     has = [
         {"device": asdict(each), "gpu": gpu_id(each), "environment": dict(device_environment(each))} for each in devices
     ]
-    sys.stdout.write(json.dumps({"has": has}) + "\n")
+    sys.stdout.write(json.dumps({"has": has, "host": socket.gethostname()}) + "\n")
 
 
 if __name__ == "__main__":

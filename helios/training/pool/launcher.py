@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -32,6 +33,8 @@ _AGENT_DEATHS = 5
 """After so many ends of the agent on this node the pool ends."""
 _NODE_DEATHS = 2
 """After so many ends of its agent another node is left out."""
+_OTHER_NODES_S = 60.0
+"""How long the other processes of a trial may run when the one of a node has ended well, s."""
 _DEVICE_VARIABLES = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
 """What differs between trials of the environment that a device gives."""
 
@@ -130,9 +133,11 @@ class Launcher:
         devices = tuple(self._by_name[name] for name in dict.fromkeys(action.devices) if name in self._by_name)
         if trial is None or len(devices) < max(1, len(action.devices)) or trials.state.problem:
             return
-        if len(placement(action.devices)) > 1:
+        if len(placement(action.devices)) > 1 and trials.sweep.elastic is None:
             names = " and ".join(action.devices)
-            self._notes.note(f"Trial {trial.label} is not started on {names}: a trial runs on one node")
+            self._notes.note(
+                f"Trial {trial.label} is not started on {names}: its size is fixed, and it runs on one node"
+            )
             return
         if action.into is not None:
             beside = self._attempts.running.get(action.into)
@@ -168,14 +173,32 @@ class Launcher:
 
     def end(self, attempt: Attempt, grace_s: float) -> None:
         """Have the agent end a trial's process."""
-        if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
-            of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+        for name in attempt.nodes:
+            if (of_node := self.agents.get(name)) is not None and name not in attempt.ends:
+                of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
+
+    def end_on_node(self, attempt: Attempt, node: str, event: Mapping[str, Any]) -> None:
+        """Take the end of a trial's process, and end those of its other nodes."""
+        peak_mib, parts = event["peak_memory_mib"], count_parts(attempt.on_node(node) or attempt.devices)
+        attempt.ends[node] = {**event, "peak_memory_mib": peak_mib and peak_mib / parts * attempt.parts}
+        if len(attempt.ends) < len(attempt.nodes):
+            wait_s = 0.0 if event["status"] else _OTHER_NODES_S
+            attempt.terminate_at_s = min(attempt.terminate_at_s, steady_s() + wait_s)
+            return
+        ends = attempt.ends.values()  # of which the first that went wrong says why
+        end = next((each for each in ends if each["status"]), event)
+        peaks = [peak for each in ends if (peak := each["peak_memory_mib"]) is not None]
+        of_memory = any(each["out_of_memory"] for each in ends)
+        self._endings.end(attempt, {**end, "peak_memory_mib": max(peaks, default=None), "out_of_memory": of_memory})
 
     def limit(self, attempt: Attempt) -> None:
         """Tell an agent the memory limit and the GPUs of a trial."""
-        if (of_node := self.agents.get(node_name(attempt.devices[0].name))) is not None:
-            limit_mib, gpus = attempt.limit_mib * attempt.parts, self._gpus(attempt.devices)
-            of_node.send({"do": "limit", "number": attempt.trial.number, "limit_mib": limit_mib, "gpus": gpus})
+        for name in attempt.nodes:
+            devices, of_node = attempt.on_node(name), self.agents.get(name)
+            if devices and of_node is not None:
+                limit_mib = attempt.limit_mib * count_parts(devices)
+                order = {"number": attempt.trial.number, "limit_mib": limit_mib, "gpus": self._gpus(devices)}
+                of_node.send({"do": "limit", **order})
 
     def worker_environments(self, devices: Sequence[Device]) -> list[dict[str, str]]:
         """Return what the worker of each device has beside the environment of its trial."""
@@ -237,11 +260,12 @@ class Launcher:
                 kill_leftovers(trials.state.pool)
         for process in [each for each in self._attempts.processes.values() if node_name(each.devices[0].name) == name]:
             del self._attempts.processes[process.number]
-        for attempt in [each for each in self._attempts.running.values() if node_name(each.devices[0].name) == name]:
+        for attempt in [each for each in self._attempts.running.values() if {*each.nodes} - {*each.ends} >= {name}]:
             for device in attempt.devices:
                 self._divided.pop(device.name, None)
             event = {"status": -signal.SIGKILL, "seconds": steady_s() - attempt.began_s, "peak_memory_mib": None}
-            self._endings.end(attempt, {**event, "out_of_memory": False, "asked": bool(self._attempts.stop_reason)})
+            asked = bool(self._attempts.stop_reason)
+            self.end_on_node(attempt, name, {**event, "out_of_memory": False, "asked": asked})
         if self._agent_deaths[name] >= (_NODE_DEATHS if name else _AGENT_DEATHS):
             self.devices = tuple(device for device in self.devices if node_name(device.name) != name)
             self._by_name = {device.name: device for device in self.devices}
@@ -293,6 +317,8 @@ class Launcher:
         except OSError as reason:
             trials.pause_starts(reason.strerror or str(reason))
             return
+        nodes = tuple(dict.fromkeys(node_name(device.name) for device in devices))
+        devices = tuple(device for name in nodes for device in devices if node_name(device.name) == name)
         names = tuple(device.name for device in devices)
         trials.state.record_started(
             trial.number % NUMBERS,
@@ -316,7 +342,14 @@ class Launcher:
         )
         del trials.waiting[trial.number]
         attempt = Attempt(
-            trial=started, devices=devices, limit_mib=limit, folder=folder, began_s=now, sized_s=now, process=process
+            trial=started,
+            devices=devices,
+            limit_mib=limit,
+            folder=folder,
+            began_s=now,
+            sized_s=now,
+            nodes=nodes,
+            process=process,
         )
         self._attempts.add(attempt)
         self._readings.restore(attempt)
@@ -344,32 +377,39 @@ class Launcher:
             "HELIOS_REQUESTS": str(folder / "requests"),
             "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
         }
-        if (elastic := self._sweeps.of(trial.number).sweep.elastic) is not None:
-            own["HELIOS_ELASTIC"] = json.dumps(self._describe_elastic(attempt, elastic))
-        self._order_start(
-            attempt.devices,
-            {
-                "number": trial.number,
-                "argv": self._sweeps.of(trial.number).sweep.fill(
-                    trial.parameters, trial=trial.number % NUMBERS, checkpoints=folder / "checkpoints"
-                ),
-                "log": str(attempt.log),
-                "limit_mib": attempt.limit_mib,
-            },
-            own,
-        )
+        order = {
+            "number": trial.number,
+            "argv": self._sweeps.of(trial.number).sweep.fill(
+                trial.parameters, trial=trial.number % NUMBERS, checkpoints=folder / "checkpoints"
+            ),
+            "limit_mib": attempt.limit_mib,
+        }
+        address = self._address(attempt.nodes[0]) if len(attempt.nodes) > 1 else ""
+        for place, name in enumerate(attempt.nodes):
+            if (elastic := self._sweeps.of(trial.number).sweep.elastic) is not None:
+                told = self._describe_elastic(attempt, elastic, name)
+                told |= {"node": place, "nodes": len(attempt.nodes), **({"address": address} if address else {})}
+                own["HELIOS_ELASTIC"] = json.dumps(told)
+            log = attempt.log.with_name(f"log-{place}.txt") if place else attempt.log
+            self._order_start(attempt.on_node(name), {**order, "log": str(log)}, own)
 
-    def _describe_elastic(self, attempt: Attempt, elastic: ElasticProgram) -> dict[str, Any]:
-        """Return what a program of changing size is told at its start."""
-        threads = {**os.environ, **self._environment(attempt.devices[0])}
+    def _address(self, node: str) -> str:
+        """Return a node, and a port that is free here, where processes meet."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            host = self._nodes[node].host if node else socket.gethostname()
+            return f"{host}:{free.getsockname()[1]}"
+
+    def _describe_elastic(self, attempt: Attempt, elastic: ElasticProgram, node: str) -> dict[str, Any]:
+        """Return what a program of changing size is told on a node at its start."""
+        devices = attempt.on_node(node)
+        threads = {**os.environ, **self._environment(devices[0])}
         threads |= self._sweeps.of(attempt.trial.number).sweep.env
         return {
-            "devices": self.worker_environments(attempt.devices),
+            "devices": self.worker_environments(devices),
             "batch": elastic.batch,
             "local_batch": elastic.local_batch,
             "threads": int(threads.get("OMP_NUM_THREADS") or 1),
-            "node": 0,
-            "nodes": 1,
         }
 
     def _order_start(self, devices: Sequence[Device], order: Mapping[str, Any], own: Mapping[str, str]) -> None:

@@ -54,7 +54,7 @@ class Resizing:
         is_early = program is None or now < max(attempt.sized_s + program.every_s, attempt.refused_s + REFUSED_S)
         if is_early or is_open or not attempt.has_reported:
             return
-        in_place = attempt.is_elastic and {node_name(each.name) for each in devices} == attempt.nodes
+        in_place = attempt.is_elastic and {*attempt.nodes} == {node_name(each.name) for each in devices}
         change = SizeChange(
             number=next(self._numbers),
             devices=devices,

@@ -81,15 +81,18 @@ def _elastic_start(
 ) -> list[PoolAction]:
     """Start a trial on its least number of devices, if a node has them free."""
     assert trial.elastic is not None
-    for node in dict.fromkeys(node_name(device.name) for device in devices):
-        idle = [device for device in devices if node_name(device.name) == node and not used[device.name]]
-        chosen = tuple(device.name for device in idle[: trial.elastic.asked])
-        if len(chosen) == trial.elastic.asked:
-            limit_mib = min(device.memory_mib for device in idle)
+    idle = [device for device in devices if not used[device.name]]
+    asked = min(trial.elastic.asked, len(devices))  # what was there at the start may be gone
+    nodes = dict.fromkeys(node_name(device.name) for device in devices)
+    for node in [*nodes, None]:
+        fitting = [device for device in idle if node in {None, node_name(device.name)}]
+        chosen = tuple(device.name for device in fitting[:asked])
+        if len(chosen) == asked:
+            limit_mib = min(device.memory_mib for device in fitting)
             for name in chosen:
                 used[name] += 1
                 free[name] -= limit_mib
-            reason = f"{len(idle)} devices free"
+            reason = f"{len(fitting)} devices free"
             return [StartTrial(number=trial.number, devices=chosen, memory_limit_mib=limit_mib, reason=reason)]
     return []
 

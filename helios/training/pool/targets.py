@@ -118,8 +118,8 @@ class SweepTarget:
             if not self._is_reported:
                 self._is_reported = True
                 self._change("")
-            if self._best is None or (value > self._best[0] if self._target.maximize else value < self._best[0]):
-                self._best = value, self._trials.identify(number)["number"]
+            known = [self._best] if self._best else []
+            self._best = self._target.best([*known, (value, self._trials.identify(number)["number"])])
             if number not in self._seen:
                 self._seen.add(number)
                 self._look_at_first(attempt, value)

@@ -87,6 +87,8 @@ class ElasticState:
         Devices that its owner asks for.
     most : int
         Devices that it may have now.
+    least : int
+        Devices below which it cannot run.
     limits : BatchLimits
         Batches that its owner allows.
     submit_s : float
@@ -105,6 +107,8 @@ class ElasticState:
         Of the last steps.
     change_s : float
         How long it stands still when its devices change, s.
+    kept_until_s : float
+        Until when it keeps the devices that it has, s since the epoch.
     """
 
     asked: int
@@ -118,3 +122,5 @@ class ElasticState:
     measured: Measured = ()
     gradient: Gradient | None = None
     change_s: float = 30.0
+    least: int = 1
+    kept_until_s: float = 0.0

@@ -12,57 +12,85 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.sizes.snapshot import ElasticSnapshot, Placement
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement, Training
+
+MOST_EVEN = 16
+"""Whole nodes up to which each number of them is a size of its own."""
 
 Floats = NDArray[np.float64]
 
 
 def possible_sizes(snapshot: ElasticSnapshot) -> NDArray[np.int64]:
-    """Return sizes that fill nodes without gaps."""
+    """Return sizes that fill nodes without gaps, and those below that trainings are limited to."""
     full = snapshot.gpus_per_node
-    parts = [2**power for power in range(full.bit_length()) if 2**power < full]
-    return np.array([*parts, *range(full, snapshot.gpus + 1, full)])
+    parts = {2**power for power in range(full.bit_length())} | {
+        size for job in snapshot.jobs for size in (job.state.least, job.state.most)
+    }
+    whole = np.arange(1, snapshot.nodes.count(full) + 1)
+    if len(whole) > MOST_EVEN:  # further apart, as one node more matters less
+        whole = np.unique(np.append(whole[:MOST_EVEN], np.geomspace(MOST_EVEN, len(whole), MOST_EVEN).astype(int)))
+    return np.array([*sorted(size for size in parts if size < full), *full * whole], dtype=np.int64)
 
 
-def maximise_sum(gains: Sequence[Floats], sizes: NDArray[np.int64], capacity: int) -> list[int]:
+def allowed_sizes(job: Training, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sizes that a job may have now, ascending."""
+    return sizes[(sizes >= job.state.least) & (sizes <= job.state.most)]
+
+
+def add_job(best: Floats, sizes: NDArray[np.int64], gain: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """Add a job to the best sums of others by capacity.
+
+    Returns
+    -------
+    best : float array of shape (capacity + 1,)
+    choice : int array of the same shape
+        Place of the job's size in ``sizes`` counted from 1, 0 for none.
+    """
+    capacity = len(best) - 1
+    options = np.full((len(sizes) + 1, capacity + 1), -np.inf)
+    options[0] = best
+    for row, (size, value) in enumerate(zip(sizes.tolist(), gain.tolist(), strict=True), start=1):
+        if size <= capacity:
+            options[row, size:] = best[: capacity + 1 - size] + value
+    choice = options.argmax(axis=0)
+    return options[choice, np.arange(capacity + 1)], choice
+
+
+def maximise_sum(gains: Sequence[tuple[NDArray[np.int64], Floats]], capacity: int) -> list[int]:
     """Return the sizes that make the sum of gains largest, 0 for none.
 
     Parameters
     ----------
-    gains : sequence of array
-        Of each job by size, against having no GPU; shorter than ``sizes`` where a job may not have more.
+    gains : sequence of pairs of arrays
+        Sizes of each job, and what each is worth against having no GPU.
     """
-    best = np.zeros(capacity + 1)
-    choices = []
-    for gain in gains:
-        fitting = sizes[: len(gain)][sizes[: len(gain)] <= capacity]
-        options = np.full((len(fitting) + 1, capacity + 1), -np.inf)
-        options[0] = best
-        for row, (size, value) in enumerate(zip(fitting, gain, strict=False), start=1):
-            options[row, size:] = best[: capacity + 1 - size] + value
-        choice = options.argmax(axis=0)
-        best = options[choice, np.arange(capacity + 1)]
+    best, choices = np.zeros(capacity + 1), []
+    for sizes, gain in gains:
+        best, choice = add_job(best, sizes, gain)
         choices.append(choice)
     left, chosen = int(best.argmax()), []
-    for choice in reversed(choices):
+    for (sizes, _), choice in zip(reversed(gains), reversed(choices), strict=True):
         size = int(sizes[choice[left] - 1]) if choice[left] else 0
         chosen.append(size)
         left -= size
     return chosen[::-1]
 
 
-def place(snapshot: ElasticSnapshot, sizes: Mapping[str, int]) -> dict[str, Placement]:
+def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Placement]:
     """Return the GPUs of each job.
 
-    A job that keeps its size stays, and is moved only where another finds no room. Jobs of a node and more have whole
-    nodes, so that at most one distributed job is on a node.
+    One that grows or shrinks keeps a node that it has, if there is room. A job that keeps its size stays, and is moved
+    only where another finds no room. Jobs of a node and more have whole nodes, so that at most one distributed job is
+    on a node. Where nodes differ, one may get fewer than chosen, or none.
     """
     full = snapshot.gpus_per_node
     placed = {job.name: job.placement for job in snapshot.jobs if 0 < sizes.get(job.name, 0) == len(job.placement)}
-    free = Counter(dict.fromkeys(range(snapshot.nodes), full))
+    free = Counter(dict(enumerate(snapshot.nodes)))
     for placement in placed.values():
         free.subtract(placement)
     waiting = {name: size for name, size in sizes.items() if size and name not in placed}
+    least = {job.name: job.state.least for job in snapshot.jobs}
+    own = {job.name: {*job.placement} for job in snapshot.jobs}
 
     def vacate(node: int, most: int) -> None:
         """Move small jobs off a node until it has room."""
@@ -80,11 +108,19 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[str, int]) -> dict[str, Plac
         whole = {node for gpus in placed.values() if len(gpus) >= full for node in gpus}
         chosen: list[int] = []
         for _ in range(max(size // full, 1)):
-            open_nodes = [node for node in free if node not in whole and node not in chosen]
+            open_nodes = [
+                node for node, room in enumerate(snapshot.nodes) if room >= share and node not in {*whole, *chosen}
+            ]
             fitting = [node for node in open_nodes if free[node] >= share]
-            node = min(fitting, key=free.__getitem__) if fitting else max(open_nodes, key=free.__getitem__)
+            if not open_nodes:
+                break
+            kept = [node for node in fitting if node in own[name]] or fitting
+            node = min(kept, key=free.__getitem__) if kept else max(open_nodes, key=free.__getitem__)
             vacate(node, share)
             chosen.append(node)
-        placed[name] = tuple(sorted(chosen * share))
-        free.subtract(placed[name])
+        if chosen:
+            placed[name] = tuple(sorted(chosen * share))
+            free.subtract(placed[name])
+        elif size // 2 >= least[name]:
+            waiting[name] = size // 2
     return placed

@@ -1,4 +1,4 @@
-"""A cluster of trainings that change their sizes, as rules see it."""
+"""Trainings that may change their sizes, and the devices for them, as rules see them."""
 
 from __future__ import annotations
 
@@ -6,67 +6,62 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from helios.training.sizes.goodput import Goodput, fit_speed
-from helios.training.sizes.model import BatchLimits, Gradient, Measured
-
-NODES, GPUS_PER_NODE = 16, 4
-CHANGE_S = 30
-"""Seconds that a training stands still when its placement changes."""
+from helios.training.sizes.model import ElasticState
 
 Placement = tuple[int, ...]
 """The node of each GPU; GPUs of one node follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingState:
-    """What is known of a training at a decision.
+class Training:
+    """A training at a decision.
 
     Attributes
     ----------
-    most_gpus : int
-        Twice the GPUs it has run on so far, within what the job and its batch allow.
-    remaining : float
-        Progress to its end, in steps of the smallest batch, by the epochs that its owner states.
-    gpu_s : float
-        GPU seconds it has had.
-    measured : tuple
-        Steps that it has taken, sorted; empty before the first.
-    gradient : Gradient, optional
-        Of the last step.
+    name : int
+        Unique.
+    weight : float
+        Importance, relative to other trainings.
     """
 
-    name: str
-    submit_s: int
-    gpus: int
-    limits: BatchLimits
+    name: int
     placement: Placement
-    most_gpus: int
-    restarts: int
-    gpu_s: float
-    epoch: int
-    remaining: float
-    measured: Measured
-    gradient: Gradient | None
+    state: ElasticState
+    weight: float = 1.0
 
     @property
     def goodput(self) -> Goodput | None:
         """What it would reach on other sizes, missing before the first step."""
-        return self.gradient and Goodput(fit_speed(self.measured), self.gradient, self.limits)
+        known = self.state
+        return Goodput(fit_speed(known.measured), known.gradient, known.limits) if known.gradient else None
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticSnapshot:
-    """All that a rule decides from, jobs in the order of submission."""
+    """All that a rule decides from.
 
-    now_s: int
-    jobs: tuple[TrainingState, ...]
-    nodes: int = NODES
-    gpus_per_node: int = GPUS_PER_NODE
+    Attributes
+    ----------
+    jobs : tuple of Training
+        In the order of submission.
+    nodes : tuple of int
+        GPUs of each node that may be given to them.
+    """
+
+    now_s: float
+    jobs: tuple[Training, ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node."""
+        return max(self.nodes, default=1)
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
-        return self.nodes * self.gpus_per_node
+        """GPUs of all nodes."""
+        return sum(self.nodes)
 
 
-Decide = Callable[[ElasticSnapshot], Mapping[str, Placement]]
+Decide = Callable[[ElasticSnapshot], Mapping[int, Placement]]
 """Return the placement of each job that is to have GPUs."""

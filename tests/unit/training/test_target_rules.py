@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -19,10 +21,14 @@ LENGTHS = (4_000.0, 400.0, 2_000.0)
 
 @pytest.fixture(scope="module")
 def comparison() -> TargetComparison:
+    return compare("abc")
+
+
+def compare(names: Sequence[str]) -> TargetComparison:
     curve = tuple((part / 10, part / 10) for part in range(1, 11))
     trials = [
         SimulatedTrial(family=place, seconds=seconds, curve=curve, target=TARGET, sweep=name, ends_at_target=True)
-        for place, (name, seconds) in enumerate(zip("abc", LENGTHS, strict=True))
+        for place, (name, seconds) in enumerate(zip(names, LENGTHS, strict=True))
     ]
     profiles = PairProfiles(families=("a", "b", "c"), alone=np.ones(3), beside=np.full((3, 3), 0.5))
     rules = {"targets": Targets(TargetOptions()).decide}
@@ -59,3 +65,8 @@ def test_all_rules_do_all_work(comparison: TargetComparison) -> None:
     work = 0.9 * sum(LENGTHS)
     assert all(outcome.makespan_s >= work for outcome in comparison.outcomes.values())
     assert comparison.outcomes["targets"].makespan_s == pytest.approx(work, rel=0.02)
+
+
+def test_trials_without_a_sweep_are_tasks_of_their_own(comparison: TargetComparison) -> None:
+    unnamed = compare(["", "", ""])
+    assert list(unnamed.times_s("targets", 0)) == list(comparison.times_s("targets", 0))

@@ -2,11 +2,12 @@
 
 It makes a step every twentieth of a second until ``go`` is there, and notes what it was given in ``seen``. ``HOW`` is
 ``takes`` or ``refuses`` for its answer to a resize, ``deaf`` for none, or ``plain`` for a program without the agent.
-``lose`` with ``takes`` loses a worker when ``lose`` is there.
+``takes`` loses a worker when ``lose`` is there. ``kills`` kills what started it on a node that is not the first.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,14 @@ def end(answer):
 
 
 note(given=given, device=os.environ["HELIOS_DEVICE"])
+while given.get("node") and not Path("go").exists():  # one of several nodes, which tells nothing
+    if how == "kills":
+        os.kill(os.getppid(), signal.SIGKILL)
+    if requests.exists() and json.loads(requests.read_text())["request"] != "resize":
+        sys.exit(0)
+    time.sleep(0.05)
+if given.get("node"):
+    sys.exit(0)
 while not Path("go").exists():
     step += 1
     elastic = {"devices": len(devices), "nodes": 1, "local": 32, "accumulation": 0, "step_s": 0.05 / len(devices)}

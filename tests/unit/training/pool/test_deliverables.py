@@ -21,6 +21,7 @@ from helios.training.pool import deliverables
 from helios.training.pool.coordinator import Coordinator
 from helios.training.pool.deliverables import copy_unchanged, find_checkpoint
 from helios.training.pool.state import FILE
+from tests.disks import small_disk
 from tests.unit.training.pool.test_coordinator import Watched, run
 from tests.unit.training.pool.test_targets import REPORTS, a_program, a_target_sweep, reached
 
@@ -132,7 +133,7 @@ def test_a_folder_is_delivered_whole(tmp_path: Path) -> None:
 def test_a_checkpoint_from_before_the_target_is_said_to_be_so(tmp_path: Path) -> None:
     program = SAVES + "report(step=0, acc=0.5)\nsave('model.pt', 0.5)\nreport(step=1, acc=0.95)\n"
     run(a_target_sweep(tmp_path, program, "acc>=0.9"))
-    assert delivered(tmp_path)["confirmed"] is False
+    assert (delivered(tmp_path)["confirmed"], delivered(tmp_path)["checkpoint_step"]) == (False, None)
 
 
 RESUMED = SAVES + (
@@ -143,6 +144,15 @@ RESUMED = SAVES + (
     "    if step == 5 and not first: os.kill(os.getpid(), signal.SIGKILL)\n"
     "    if step != 4: save('model.pt', step)\n"
 )
+
+
+def test_a_checkpoint_later_than_the_value_has_its_own_step(tmp_path: Path) -> None:
+    program = SAVES + (
+        "report(step=4, acc=0.95)\nreport(step=7, acc=0.6)\nsave('model.pt', 0.6)\nwait_for('pool/deliverable')\n"
+    )
+    run(a_target_sweep(tmp_path, program, "acc>=0.9"))
+    found = delivered(tmp_path)
+    assert (found["value"], found["step"], found["checkpoint_step"]) == (0.95, 4, 7)
 
 
 def test_after_a_kill_a_checkpoint_from_before_the_target_is_not_taken(tmp_path: Path) -> None:
@@ -331,6 +341,27 @@ def test_a_deliverable_that_cannot_be_written_is_tried_again(tmp_path: Path, mon
     end, _ = run(a_target_sweep(tmp_path, program, "acc>=0.9"))
     assert (tmp_path / "pool" / "deliverable" / "model.pt").read_text() == "1"
     assert any("is not written yet: no room" in note for note in end.notes)
+
+
+def test_on_a_full_disk_a_deliverable_waits_and_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliverables, "RETRY_S", 0.2)
+    program = SAVES + (
+        "report(step=1, acc=0.95)\n(folder / '.partial').write_bytes(bytes(30 << 20))\n"
+        "(folder / '.partial').rename(folder / 'model.pt')\n"
+        "report(checkpoint='model.pt')\nwait_for('pool/deliverable')\n"
+    )
+    with small_disk(tmp_path / "disk") as disk:
+        (disk / "ballast").write_bytes(bytes(20 << 20))  # it leaves room for one copy of the checkpoint, not for two
+
+        def make_room(pool: Coordinator, event: Mapping[str, Any]) -> None:
+            if "is not written yet" in event.get("note", ""):
+                assert [*(disk / "pool").glob(".deliverable*")] == []
+                (disk / "ballast").unlink()
+
+        end, _ = run(a_target_sweep(disk, program, "acc>=0.9"), watched=Watched(make_room))
+        assert any("No space left on device; it is tried again" in note for note in end.notes)
+        assert (disk / "pool" / "deliverable" / "model.pt").stat().st_size == 30 << 20
+        assert len(lines(disk, "delivered")) == 1
 
 
 @pytest.mark.usefixtures("with_helios_task")

@@ -113,7 +113,7 @@ def test_a_start_on_two_nodes_is_refused_with_a_note(tmp_path: Path) -> None:
     nodes = (TWO[0], Device(name="n2/cpu:0", kind="cpu", memory_mib=1000.0, slots=1))
     end, trials = run(a_sweep(tmp_path, "print()"), devices=nodes, decide=start_on(("cpu:0", "n2/cpu:0")))
     assert (trials[0].state, trials[0].devices) == (TrialState.FINISHED, ("cpu:0",))
-    assert any("cpu:0 and n2/cpu:0: a trial runs on one node" in note for note in end.notes)
+    assert any("cpu:0 and n2/cpu:0: its size is fixed, and it runs on one node" in note for note in end.notes)
 
 
 def test_memory_on_two_gpus_is_that_on_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

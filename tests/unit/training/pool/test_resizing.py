@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from helios.training.model import (
 )
 from helios.training.pool import resizing
 from helios.training.pool.coordinator import Coordinator
+from helios.training.pool.devices import Node
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import TrialRecord
 from helios.training.pool.sweep import ElasticProgram, TrainingSweep
@@ -80,12 +81,19 @@ def go_on(folder: Path, *kinds: str, count: int = 1) -> Callable[[Coordinator, M
 
 
 def run_until(
-    folder: Path, decide: Resizes, *kinds: str, count: int = 1, hows: tuple[str, ...] = (), **more: Any
+    folder: Path,
+    decide: Resizes,
+    *kinds: str,
+    count: int = 1,
+    hows: tuple[str, ...] = (),
+    devices: Sequence[Device] = FOUR,
+    nodes: Sequence[Node] = (),
+    **more: Any,
 ) -> tuple[list[Mapping[str, Any]], dict[int, TrialRecord]]:
     """Run a pool until something happened to its only trial so often."""
     watched = Watched(go_on(folder, *kinds, count=count))
-    devices = more.pop("devices", FOUR)
-    _, trials = run(elastic_sweep(folder, *hows, **more), devices=devices, decide=decide, watched=watched)
+    sweep = elastic_sweep(folder, *hows, **more)
+    _, trials = run(sweep, devices=devices, nodes=nodes, decide=decide, watched=watched)
     return watched.events, trials
 
 

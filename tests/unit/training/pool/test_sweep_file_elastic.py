@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from helios.errors import UsageError
+from helios.training.plan import plan_pools
 from helios.training.pool.devices import find_devices
 from helios.training.pool.sweep import ElasticProgram
 from tests.unit.training.pool.sweeps import GRID, Reader
@@ -51,6 +54,13 @@ def test_a_fused_sweep_cannot_be_elastic(sweep: Reader) -> None:
     text = '[fused]\nprogram = "models.py"\nepochs = 2\n' + ELASTIC.partition("\n")[2]
     with pytest.raises(UsageError, match=r"\[elastic\] and fused exclude each other"):
         sweep(text)
+
+
+def test_a_pool_with_fewer_devices_than_a_trial_needs_is_refused(sweep: Reader, tmp_path: Path) -> None:
+    sweep(ELASTIC + "least = 2\n")
+    with pytest.raises(UsageError, match="need at least 2 devices, and 1 are there"):
+        plan_pools([tmp_path / "sweep.toml"], kind="cpu", slots=1)
+    assert len(plan_pools([tmp_path / "sweep.toml"], kind="cpu", slots=2)[0].devices) == 2
 
 
 def test_each_slot_of_a_cpu_is_a_device_where_sizes_change() -> None:

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.training.sizes.model import BatchLimits
+from helios.training.sizes.model import BatchLimits, ElasticState
 from helios.training.sizes.placing import maximise_sum, place, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot, Placement, TrainingState
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement, Training
 from tests.examples import examples
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)
 
 
-def state(name: str, placement: Placement = (), *, asked: int = 1, gpu_s: float = 0.0) -> TrainingState:
-    return TrainingState(
-        name=name,
-        submit_s=0,
-        gpus=asked,
-        limits=LIMITS,
-        placement=placement,
-        most_gpus=64,
-        restarts=0,
-        gpu_s=gpu_s,
-        epoch=0,
-        remaining=1.0,
-        measured=(),
-        gradient=None,
-    )
+def training(number: int, placement: Placement = (), **known: Any) -> Training:
+    fields: dict[str, Any] = {"asked": 1, "most": 64, "limits": LIMITS, "submit_s": 0.0, "remaining": 1.0}
+    return Training(number, placement, ElasticState(**fields | known))
+
+
+def snapshot(*jobs: Training, nodes: tuple[int, ...] = (4,) * 16) -> ElasticSnapshot:
+    return ElasticSnapshot(0.0, jobs, nodes)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -39,38 +32,51 @@ def test_no_other_sizes_reach_a_larger_sum(gains: list[list[int]], capacity: int
     sizes = np.array([1, 2, 4])
     options = [[(0, 0), *zip(sizes.tolist(), gain, strict=False)] for gain in gains]
     best = max(sum(gain for _, gain in chosen) for chosen in product(*options) if sum(s for s, _ in chosen) <= capacity)
-    chosen = maximise_sum([np.array(gain, dtype=float) for gain in gains], sizes, capacity)
+    chosen = maximise_sum([(sizes[: len(gain)], np.array(gain, dtype=float)) for gain in gains], capacity)
     assert sum(chosen) <= capacity
     assert sum(dict(option)[size] for option, size in zip(options, chosen, strict=True)) == best
 
 
 def test_sizes_fill_nodes_without_gaps() -> None:
-    assert possible_sizes(ElasticSnapshot(0, (), nodes=3)).tolist() == [1, 2, 4, 8, 12]
+    assert possible_sizes(snapshot(nodes=(4, 4, 4))).tolist() == [1, 2, 4, 8, 12]
+
+
+def test_a_limit_below_a_node_is_a_size() -> None:
+    assert possible_sizes(snapshot(training(0, most=3), nodes=(8,))).tolist() == [1, 2, 3, 4, 8]
+
+
+def test_sizes_of_a_large_cluster_lie_apart() -> None:
+    sizes = possible_sizes(snapshot(nodes=(4,) * 500))
+    assert len(sizes) < 40
+    assert sizes[-1] == 2000
 
 
 def test_a_job_that_keeps_its_size_stays() -> None:
-    snapshot = ElasticSnapshot(0, (state("a", (5,)), state("b")), nodes=16)
-    assert place(snapshot, {"a": 1, "b": 4})["a"] == (5,)
+    assert place(snapshot(training(0, (5,)), training(1)), {0: 1, 1: 4})[0] == (5,)
 
 
 def test_small_jobs_share_a_node() -> None:
-    snapshot = ElasticSnapshot(0, (state("a", (5,)), state("b")))
-    assert place(snapshot, {"a": 1, "b": 2})["b"] == (5, 5)
+    assert place(snapshot(training(0, (5,)), training(1)), {0: 1, 1: 2})[1] == (5, 5)
 
 
 def test_a_small_job_moves_where_another_finds_no_room() -> None:
-    snapshot = ElasticSnapshot(0, (state("a", (0, 0)), state("b", (1,)), state("c")), nodes=2)
-    assert place(snapshot, {"a": 2, "b": 1, "c": 4}) == {"a": (0, 0), "b": (0,), "c": (1,) * 4}
+    jobs = training(0, (0, 0)), training(1, (1,)), training(2)
+    assert place(snapshot(*jobs, nodes=(4, 4)), {0: 2, 1: 1, 2: 4}) == {0: (0, 0), 1: (0,), 2: (1,) * 4}
+
+
+def test_a_job_is_smaller_where_no_node_is_whole() -> None:
+    jobs = training(0), training(1), training(2, least=3)
+    assert place(snapshot(*jobs, nodes=(4, 2, 2)), {0: 4, 1: 4, 2: 4}) == {0: (0,) * 4, 1: (1, 1)}
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 2, 4, 8]), max_size=8), st.lists(st.sampled_from([0, 1, 2, 4, 8]), min_size=8))
 def test_sizes_that_fit_in_all_find_room_after_any_past(before: list[int], after: list[int]) -> None:
-    def fitting(sizes: list[int]) -> dict[str, int]:
-        return {f"{n}": s for n, s in enumerate(sizes[:8]) if sum(sizes[: n + 1]) <= 16}
+    def fitting(sizes: list[int]) -> dict[int, int]:
+        return {n: size for n, size in enumerate(sizes[:8]) if sum(sizes[: n + 1]) <= 16}
 
-    past = place(ElasticSnapshot(0, tuple(state(f"{n}") for n in range(8)), nodes=4), fitting(before))
-    now = ElasticSnapshot(0, tuple(state(f"{n}", past.get(f"{n}", ())) for n in range(8)), nodes=4)
+    past = place(snapshot(*map(training, range(8)), nodes=(4,) * 4), fitting(before))
+    now = snapshot(*(training(n, past.get(n, ())) for n in range(8)), nodes=(4,) * 4)
     sizes = fitting(after)
     placed = place(now, sizes)
     used = [node for placement in placed.values() for node in placement]

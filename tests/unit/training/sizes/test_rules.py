@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from helios.training.sizes.model import Gradient, StepRun, StepTime
-from helios.training.sizes.rules import ELASTIC
-from helios.training.sizes.snapshot import ElasticSnapshot, TrainingState
-from tests.unit.training.sizes.test_placing import state
+from helios.training.sizes.rules import RULES
+from helios.training.sizes.snapshot import ElasticSnapshot, Training
+from tests.unit.training.sizes.test_placing import training
 
+NODES = (4, 4)
 MEASURED = ((StepRun(1, 1, 10), StepTime(0.2, 0.0)),)
 NOISY = Gradient(square=0.001, variance=1.0)
+BY_LENGTH = sorted(RULES.keys() - {"pollux"})
 
 
-def learned(name: str, remaining: float) -> TrainingState:
-    return replace(state(name), measured=MEASURED, gradient=NOISY, remaining=remaining)
+def learned(number: int, remaining: float | None, **known: Any) -> Training:
+    return training(number, measured=MEASURED, gradient=NOISY, remaining=remaining, **known)
 
 
-@pytest.mark.parametrize("rule", sorted(ELASTIC))
+def sizes(rule: str, *jobs: Training, now_s: float = 3600.0) -> list[int]:
+    placed = RULES[rule](ElasticSnapshot(now_s, jobs, NODES))
+    return [len(placed.get(job.name, ())) for job in jobs]
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
 def test_jobs_that_never_ran_get_one_gpu_each(rule: str) -> None:
-    jobs = tuple(replace(state(name), most_gpus=1, submit_s=-60) for name in "ab")
-    placed = ELASTIC[rule](ElasticSnapshot(0, jobs))
-    assert {name: len(placement) for name, placement in placed.items()} == {"a": 1, "b": 1}
+    assert sizes(rule, training(0, most=1), training(1, most=1)) == [1, 1]
 
 
-def test_the_shortest_job_has_the_most_gpus() -> None:
-    jobs = learned("long", 1e6), learned("short", 1e3), learned("middle", 1e5)
-    placed = ELASTIC["shortest-first"](ElasticSnapshot(0, jobs, nodes=2))
-    assert len(placed["short"]) > len(placed.get("long", ()))
+@pytest.mark.parametrize("rule", BY_LENGTH)
+def test_the_shortest_job_has_the_most_gpus(rule: str) -> None:
+    long, short, _ = sizes(rule, learned(0, 1e6), learned(1, 1e3), learned(2, 1e5))
+    assert short > long
 
 
 def test_pollux_shares_between_jobs_of_any_length() -> None:
-    jobs = learned("long", 1e6), learned("short", 1e3)
-    placed = ELASTIC["pollux"](ElasticSnapshot(3600, jobs, nodes=2))
-    assert len(placed["short"]) == len(placed["long"]) == 4
+    assert sizes("pollux", learned(0, 1e6), learned(1, 1e3)) == [4, 4]

@@ -1,0 +1,134 @@
+"""The service of elastic sizes gives devices to trials that may change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helios.targets import Target
+from helios.training.check_service import a_pool, a_trial, check_pool_service
+from helios.training.model import (
+    Device,
+    PauseTrial,
+    PoolAction,
+    PoolSnapshot,
+    ResizeTrial,
+    StartTrial,
+    Trial,
+    TrialState,
+)
+from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.model import ElasticState
+from helios.training.sizes.rules import RULES
+from tests.unit.training.sizes.test_placing import LIMITS
+from tests.unit.training.sizes.test_rules import MEASURED, NOISY
+
+NOW_S = 10_000.0
+GPUS = tuple(
+    Device(name=f"n{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1) for node in range(2) for place in range(4)
+)
+
+
+def elastic(number: int, *devices: str, remaining: float = 1e5, **known: Any) -> Trial:
+    state: dict[str, Any] = {"asked": 1, "most": 8, "limits": LIMITS, "submit_s": 0.0, "remaining": remaining}
+    state |= {"measured": MEASURED, "gradient": NOISY} if devices else {"most": 1}
+    return a_trial(
+        number,
+        state=TrialState.RUNNING if devices else TrialState.WAITING,
+        devices=devices,
+        elastic=ElasticState(**state | known),
+    )
+
+
+def pool(*trials: Trial, devices: tuple[Device, ...] = GPUS) -> PoolSnapshot:
+    return a_pool(list(trials), devices=devices, now_s=NOW_S)
+
+
+def decide(*trials: Trial, devices: tuple[Device, ...] = GPUS, rule: str = "soonest") -> list[PoolAction]:
+    return Elastic(ElasticOptions(rule=rule)).decide(pool(*trials, devices=devices))
+
+
+def after(trials: tuple[Trial, ...], actions: list[PoolAction]) -> dict[int, tuple[str, ...]]:
+    """Return the devices of each trial once all is done, if no device is ever given twice."""
+    held = {trial.number: trial.devices for trial in trials}
+    for action in actions:
+        assert isinstance(action, StartTrial | ResizeTrial | PauseTrial)
+        held[action.number] = () if isinstance(action, PauseTrial) else action.devices
+        used = [name for names in held.values() for name in names]
+        assert len({*used}) == len(used)
+    return held
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_elastic_sizes_keep_the_contract_of_pool_services(rule: str) -> None:
+    check_pool_service(Elastic(ElasticOptions(rule=rule)))
+
+
+def test_a_new_trial_starts_on_one_device() -> None:
+    (start,) = decide(elastic(0))
+    assert isinstance(start, StartTrial)
+    assert start.devices == ("n0/gpu:0",)
+
+
+def test_a_trial_grows_to_what_it_may_have() -> None:
+    (resize,) = decide(elastic(0, "n1/gpu:2", most=2))
+    assert isinstance(resize, ResizeTrial)
+    assert resize.devices == ("n1/gpu:2", "n1/gpu:0")
+
+
+def test_devices_are_freed_before_others_take_them() -> None:
+    trials = (
+        elastic(0, *(gpu.name for gpu in GPUS), remaining=1e7),
+        *(elastic(number, remaining=1e3) for number in range(1, 4)),
+    )
+    held = after(trials, decide(*trials))
+    assert all(held[number] for number in range(1, 4))
+
+
+def test_trials_that_would_swap_devices_are_parted_by_a_pause() -> None:
+    trials = elastic(0, "n0/gpu:0"), elastic(1, "n1/gpu:0")
+    service = Elastic(ElasticOptions())
+    service.rule = lambda _: {0: (1,) * 4, 1: (0,) * 4}
+    actions = service.decide(pool(*trials))
+    assert [type(action) for action in actions] == [PauseTrial, ResizeTrial]
+    assert after(trials, actions)[1] == tuple(gpu.name for gpu in GPUS[:4])
+
+
+def test_a_trial_that_was_just_resized_keeps_its_devices() -> None:
+    assert decide(elastic(0, "n0/gpu:0", kept_until_s=NOW_S + 1)) == []
+
+
+def test_others_leave_the_devices_of_one_that_keeps_them() -> None:
+    trials = elastic(0, "n0/gpu:0", kept_until_s=NOW_S + 1), elastic(1, "n0/gpu:1", remaining=10.0)
+    held = after(trials, decide(*trials))
+    assert held[0] == ("n0/gpu:0",)
+    assert len(held[1]) == 4
+
+
+def test_trials_of_a_fixed_size_have_their_part_of_the_devices() -> None:
+    actions = decide(elastic(0), a_trial(1), a_trial(2), elastic(3))
+    fixed = [action.devices for action in actions if isinstance(action, StartTrial) and action.number in {1, 2}]
+    assert {*fixed} <= {(gpu.name,) for gpu in GPUS[:4]}
+    assert len({*fixed}) == 2
+
+
+def test_elastic_trials_leave_devices_for_fixed_ones() -> None:
+    trials = elastic(0, *(gpu.name for gpu in GPUS), gpu_s=100.0), a_trial(1)
+    (resize,) = decide(*trials)
+    assert isinstance(resize, ResizeTrial)
+    assert len(resize.devices) == 4
+
+
+def test_a_trial_past_its_first_target_gets_less() -> None:
+    target = Target(metric="accuracy", first=0.5, second=0.9)
+    trials = [elastic(number, f"n0/gpu:{number}", most=4) for number in range(2)]
+    trials[0] = replace(trials[0], target=target, targets_reached=1)
+    held = after(tuple(trials), decide(*trials, devices=GPUS[:4]))
+    assert len(held[0]) < len(held[1])
+
+
+def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"rule must be one of .*soonest"):
+        ElasticOptions(rule="largest")
