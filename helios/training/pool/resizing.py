@@ -54,7 +54,8 @@ class Resizing:
         is_early = program is None or now < max(attempt.sized_s + program.every_s, attempt.refused_s + REFUSED_S)
         if is_early or is_open or not attempt.has_reported:
             return
-        in_place = attempt.is_elastic and {*attempt.nodes} == {node_name(each.name) for each in devices}
+        kept = any(each in attempt.devices for each in devices)  # whose worker hands its state over
+        in_place = attempt.is_elastic and kept and [*attempt.nodes] == [*{node_name(each.name) for each in devices}]
         change = SizeChange(
             number=next(self._numbers),
             devices=devices,
@@ -217,7 +218,8 @@ class Resizing:
         """Record that the devices of a trial have changed."""
         elastic = attempt.trial.elastic
         assert elastic is not None
-        change_s = elastic.change_s if pause_s is None else pause_s
+        # A program that changes in place is started again seldom, and the next change will not cost that.
+        change_s = pause_s if pause_s is not None and (in_place or not elastic.measured) else elastic.change_s
         attempt.trial = replace(
             attempt.trial, elastic=replace(elastic, restarts=elastic.restarts + 1, change_s=change_s)
         )

@@ -1,0 +1,144 @@
+"""Process group of the workers, and the handing over of state in it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FORM_S = 30.0
+"""How long workers wait for each other when they form a group, s: one may die just then."""
+WAIT_S = 1800.0
+"""Longest wait for a worker, s, as others wait while the first one validates. Then all meet again."""
+CHUNK_BYTES = 1 << 25
+"""What is sent at once of a state."""
+
+
+def form(go: Mapping[str, Any]) -> tuple[int, int]:
+    """Form the group that the launcher decided, and return the rank and the size.
+
+    Raises
+    ------
+    RuntimeError
+        Another worker has died.
+    """
+    rank, size, settings = go["rank"], go["size"], go["settings"]
+    if settings["nodes"] > 1:
+        node, (host, port) = settings["node"], settings["address"].rsplit(":", 1)
+        store = dist.TCPStore(host, int(port), is_master=node == rank == 0, timeout=timedelta(seconds=WAIT_S))
+        store.set(f"size-{node}", str(size))
+        sizes = [int(store.get(f"size-{each}")) for each in range(settings["nodes"])]
+        rank, size = rank + sum(sizes[:node]), sum(sizes)
+    else:
+        store = dist.FileStore(go["store"], size)
+    if size > 1:
+        timeout = timedelta(seconds=FORM_S)
+        dist.init_process_group(go["backend"], store=store, rank=rank, world_size=size, timeout=timeout)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT_S), dist.group.WORLD)
+    return rank, size
+
+
+def leave() -> None:
+    """Leave the group, also one that is broken."""
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # another worker's connection is closed already
+            dist.destroy_process_group()
+
+
+def abort() -> None:
+    """End what waits for a dead worker, which NCCL alone does not see."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        dist.group.WORLD._get_backend(torch.device("cuda")).abort()
+
+
+def hand_over(state: Any, source: int, *, receives: bool, device: torch.device) -> Any:
+    """Send a state from one worker to those that receive it.
+
+    Parameters
+    ----------
+    state : object
+        Of the source; anything that can be pickled. Its tensors are sent as they are, without a copy of all of them.
+    receives : bool
+        Whether this worker needs it. Others take part, as all have to.
+
+    Returns
+    -------
+    object
+        The state, or None where it was not received.
+    """
+    is_source = dist.get_rank() == source
+    header: list[Any] = [None]
+    tensors: list[Any] = []
+    if is_source:
+        pickler = _Pickler(state)
+        tensors = pickler.tensors
+        header = [(pickler.text, [_bytes(tensor).numel() for tensor in tensors])]
+    dist.broadcast_object_list(header, src=source, device=device if device.type == "cuda" else None)
+    text, sizes = header[0]
+    received = None
+    if receives and not is_source:
+        unpickler = _Unpickler(text, device)
+        received, tensors = unpickler.load(), unpickler.tensors
+    for first, last in _chunks(sizes):
+        if is_source:
+            flat = torch.cat([_bytes(tensor).to(device) for tensor in tensors[first:last]])
+        else:
+            flat = torch.empty(sum(sizes[first:last]), dtype=torch.uint8, device=device)
+        dist.broadcast(flat, src=source)
+        if received is not None:
+            for tensor, part in zip(tensors[first:last], flat.split(sizes[first:last]), strict=True):
+                _bytes(tensor).copy_(part)
+    return received
+
+
+def _bytes(tensor: Any) -> Any:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _chunks(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of what is sent together."""
+    first = total = 0
+    for place, size in enumerate(sizes):
+        if place > first and total + size > CHUNK_BYTES:
+            yield first, place
+            first, total = place, 0
+        total += size
+    if sizes:
+        yield first, len(sizes)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle a state without its tensors, which are kept apart."""
+
+    def __init__(self, state: Any) -> None:
+        self.tensors: list[Any] = []
+        buffer = io.BytesIO()
+        super().__init__(buffer)
+        self.dump(state)
+        self.text = buffer.getvalue()
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        self.tensors.append(value.detach())
+        return len(self.tensors) - 1, tuple(value.shape), value.dtype, value.device.type
+
+
+class _Unpickler(pickle.Unpickler):
+    """Make a state with empty tensors, in the order in which they were kept."""
+
+    def __init__(self, text: bytes, device: torch.device) -> None:
+        super().__init__(io.BytesIO(text))
+        self.tensors: list[Any] = []
+        self._device = device
+
+    def persistent_load(self, key: Any) -> Any:
+        _, shape, dtype, kind = key
+        self.tensors.append(torch.empty(shape, dtype=dtype, device=self._device if kind == "cuda" else "cpu"))
+        return self.tensors[-1]

@@ -1,0 +1,110 @@
+"""Runs of the launcher with the program of these tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[4]
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+class Run:
+    """A launcher in a folder of its own, as a pool starts it."""
+
+    def __init__(self, folder: Path, devices: int, *words: str, **settings: Any) -> None:
+        self.folder, self.number = folder, 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.request_file = folder / "requests"
+        self.request_file.unlink(missing_ok=True)
+        settings = {"devices": [{}] * devices, "batch": [8, 64], "local_batch": [1, 16], "threads": 1, **settings}
+        environment = {
+            "HELIOS_ELASTIC": json.dumps(settings),
+            "HELIOS_REPORT": str(folder / "report"),
+            "HELIOS_REQUESTS": str(self.request_file),
+            "HELIOS_CHECKPOINTS": str(folder / "checkpoints"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "task")]),
+        }
+        with (folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "helios.training.elastic", str(PROGRAM), "--out", str(folder), *words],
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def reports(self) -> list[dict[str, Any]]:
+        path = self.folder / "report"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def steps(self) -> dict[int, list[dict[str, Any]]]:
+        """Return what each worker has said after each step, by how many steps there were."""
+        steps = defaultdict(list)
+        for path in self.folder.glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                if line.endswith("}"):
+                    steps[json.loads(line)["step"]].append({**json.loads(line), "pid": int(path.stem)})
+        return dict(steps)
+
+    def last(self) -> int:
+        return max(self.steps(), default=0)
+
+    def wait_for_steps(self, more: int = 5) -> None:
+        """Wait until training has gone on."""
+        goal = self.last() + more
+        until(lambda: self.process.poll() is not None or self.last() >= goal)
+        assert self.last() >= goal, self.log
+
+    def request(self, name: str, **details: Any) -> None:
+        partial = self.folder / "requests.partial"
+        partial.write_text(json.dumps({"request": name, **details}))
+        partial.replace(self.request_file)
+
+    def resize(self, devices: int, **details: Any) -> dict[str, Any]:
+        """Request a size, and return the answer."""
+        self.number += 1
+        number = self.number
+        self.request("resize", number=number, devices=[{}] * devices, **details)
+
+        def answers() -> list[dict[str, Any]]:
+            return [report["elastic"] for report in self.reports() if report.get("answer") == "resize"]
+
+        until(lambda: self.process.poll() is not None or any(each["number"] == number for each in answers()))
+        found = [each for each in answers() if each["number"] == number]
+        assert found, self.log
+        return found[0]
+
+    def kill(self, place: int) -> None:
+        """Kill the worker in this place, and wait until others go on."""
+        steps = self.steps()
+        latest = [worker for step in sorted(steps, reverse=True) for worker in steps[step]]
+        victim = next(worker["pid"] for worker in latest if worker["rank"] == place)
+        os.kill(victim, signal.SIGKILL)
+        self.wait_for_steps()
+
+    def end(self, request: str) -> int:
+        self.request(request)
+        until(lambda: self.process.poll() is not None)
+        return self.process.returncode
