@@ -93,7 +93,7 @@ def main() -> None:
             ratios = []
             for number in range(int(first), int(last or first) + 1):
                 name = f"workload-{number}"
-                jobs = read_workload(folder / f"{name}.csv", profiles, tuned=rule in TUNED)
+                jobs = read_workload(folder / f"{name}.csv", profiles, tuned=rule in {*TUNED, "fixed"})
                 started = time.process_time()
                 service = PublishedService(TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
                 mean, high, longest, restarts = summarise(simulate(jobs, service, change_s=chosen.change_s))

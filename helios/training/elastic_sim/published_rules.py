@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 
 from helios.training.elastic_sim.simulator import ElasticJob
 from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.placing import place_asked, place_emptiest
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
 
 SHORT_GPU_S = 16 * 3600
@@ -25,45 +25,9 @@ def tiresias() -> Decide:
         long[:] = [name for name in long if name in known]
         long.extend(job.name for job in snapshot.jobs if job.state.gpu_s >= SHORT_GPU_S and job.name not in long)
         queue = [*(name for name in known if name not in long), *long]
-        return _place_asked(snapshot, (known[name] for name in queue))
+        return place_asked(snapshot, (known[name] for name in queue))
 
     return decide
-
-
-def fixed(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements by arrival, with the sizes that owners ask for.
-
-    A job that fits may pass one that does not.
-    """
-    return _place_asked(snapshot, snapshot.jobs)
-
-
-def _place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[int, Placement]:
-    left, chosen = snapshot.gpus, []
-    for job in queue:
-        if job.state.asked <= left:
-            left -= job.state.asked
-            chosen.append(job)
-    return place_emptiest(snapshot, [(job, job.state.asked) for job in chosen])
-
-
-def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[Training, int]]) -> dict[int, Placement]:
-    """Return placements that take the emptiest nodes first.
-
-    Jobs of an unchanged size stay where they are.
-    """
-    placements = {job.name: job.placement for job, size in sizes if len(job.placement) == size}
-    used = list(chain.from_iterable(placements.values()))
-    free = [room - used.count(node) for node, room in enumerate(snapshot.nodes)]
-    for job, size in sizes:
-        placement = list(placements.get(job.name, ()))
-        while len(placement) < size:
-            node = max(range(len(free)), key=free.__getitem__)
-            taken = min(free[node], size - len(placement))
-            placement += [node] * taken
-            free[node] -= taken
-        placements[job.name] = tuple(placement)
-    return placements
 
 
 def optimus(jobs: Sequence[ElasticJob]) -> Decide:
@@ -131,6 +95,5 @@ class PublishedService(Elastic):
 TUNED: dict[str, Callable[[Sequence[ElasticJob]], Decide]] = {
     "tiresias": lambda _: tiresias(),
     "optimus": optimus,
-    "fixed": lambda _: fixed,
 }
 """Rules for jobs that keep the batch their owners tuned, each made for one run of a workload."""

@@ -7,7 +7,8 @@ about a millisecond, and no search is needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,3 +125,32 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
         elif size // 2 >= least[name]:
             waiting[name] = size // 2
     return placed
+
+
+def place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[int, Placement]:
+    """Return the GPUs of each job that gets what its owner asks for, in the order of a queue."""
+    left, chosen = snapshot.gpus, []
+    for job in queue:
+        if job.state.asked <= left:
+            left -= job.state.asked
+            chosen.append(job)
+    return place_emptiest(snapshot, [(job, job.state.asked) for job in chosen])
+
+
+def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[Training, int]]) -> dict[int, Placement]:
+    """Return placements that take the emptiest nodes first.
+
+    Jobs of an unchanged size stay where they are.
+    """
+    placements = {job.name: job.placement for job, size in sizes if len(job.placement) == size}
+    used = list(chain.from_iterable(placements.values()))
+    free = [room - used.count(node) for node, room in enumerate(snapshot.nodes)]
+    for job, size in sizes:
+        placement = list(placements.get(job.name, ()))
+        while len(placement) < size:
+            node = max(range(len(free)), key=free.__getitem__)
+            taken = min(free[node], size - len(placement))
+            placement += [node] * taken
+            free[node] -= taken
+        placements[job.name] = tuple(placement)
+    return placements

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.training.sizes.evolution import evolve
 from helios.training.sizes.goodput import Goodput, fit_speed
 from helios.training.sizes.model import BatchLimits, Gradient, Measured
-from helios.training.sizes.placing import add_job, allowed_sizes, maximise_sum, place, possible_sizes
+from helios.training.sizes.placing import add_job, allowed_sizes, maximise_sum, place, place_asked, possible_sizes
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
 
 LEAST_SPEEDUP = 1e-3
 """Added to each speedup by Pollux, so that a job without GPUs does not count without end."""
 
-KEPT_S = 300
-"""Seconds that a new placement is taken to last, s; the pause of a change is weighed against them."""
+KEPT_S = 300.0
+"""Longest time that a new placement is taken to last, s; the pause of a change is weighed against it."""
 LEAST_GPU_S = 600.0
 """What a job is taken to need at least where its length is unknown, GPU seconds."""
 
 Floats = NDArray[np.float64]
 Sizes = NDArray[np.int64]
+Reached = Mapping[int, tuple[Sizes, Floats]]
+"""Sizes of each job, and the goodput on each."""
+FindPrices = Callable[[Sequence[Training], Reached, int], list[float]]
+"""Return the price of each job's progress, of jobs by how long they still take, longest first, on so many GPUs."""
 
 
 def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
@@ -56,27 +62,108 @@ def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     end, and at any time the best use of all GPUs would be worth as many as there are jobs (Pontryagin's principle). So
     prices follow one after another from the job that ends last, and sizes are chosen by them.
     """
+    return _place_best(snapshot, _priced_gains(snapshot, _plan_prices))
+
+
+def size_blind(snapshot: ElasticSnapshot) -> dict[int, Placement]:
+    """Return what ``soonest`` does where no owner states how long a job is."""
+    jobs = tuple(replace(job, state=replace(job.state, remaining=None)) for job in snapshot.jobs)
+    return soonest(replace(snapshot, jobs=jobs))
+
+
+def shortest_first(snapshot: ElasticSnapshot) -> dict[int, Placement]:
+    """Return placements that weigh work by how many jobs wait for it.
+
+    In a queue that ends the shortest job first, a GPU second saved on a job saves as much to each that ends later.
+    """
+    return _place_best(snapshot, _priced_gains(snapshot, _rank_prices))
+
+
+def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[int, tuple[Sizes, Floats]]:
+    """Return what each size of each job is worth, by the prices of progress."""
     sizes = possible_sizes(snapshot)
-    reached = {
-        job.name: _learned_goodputs(job, snapshot, sizes, most=job.state.limits.most_gpus) for job in snapshot.jobs
-    }
+    reached = {job.name: _learned_goodputs(job, snapshot, sizes) for job in snapshot.jobs}
     known = [job for job in snapshot.jobs if len(reached[job.name][0])]
-    left = {job.name: _time_left(job, snapshot, *reached[job.name]) for job in known}
-    worth, total = np.zeros(snapshot.gpus + 1), 0.0
+    longest_first = sorted(known, key=lambda job: -_time_left(job, snapshot, *reached[job.name]))
+    prices = find_prices(longest_first, reached, snapshot.gpus)
     gains = {}
-    for job in sorted(known, key=lambda job: -left[job.name]):
+    for job, price in zip(longest_first, prices, strict=True):
+        allowed, goodputs = reached[job.name]
+        now = allowed <= job.state.most
+        lasts = np.full(len(allowed), KEPT_S)
+        if job.placement and job.state.remaining is not None:
+            lasts = np.minimum(lasts, job.state.remaining / goodputs)
+        kept = np.where(allowed == len(job.placement), 1, lasts / (lasts + job.state.change_s))
+        gains[job.name] = allowed[now], (price * kept * goodputs)[now]
+    first = 1 + sum(job.weight for job in known)
+    for job in snapshot.jobs:
+        if job.name not in gains:  # what a job needs is known once it has run
+            smallest = allowed_sizes(job, sizes)[:1]
+            gains[job.name] = smallest, np.full(len(smallest), first)
+    return gains
+
+
+def _plan_prices(longest_first: Sequence[Training], reached: Reached, gpus: int) -> list[float]:
+    worth, total, prices = np.zeros(gpus + 1), 0.0, []
+    for job in longest_first:
         allowed, goodputs = reached[job.name]
         total += job.weight
-        price = ((total - worth[snapshot.gpus - allowed]) / goodputs).min()
-        worth, _ = add_job(worth, allowed, price * goodputs)
-        now = allowed <= job.state.most
-        kept = np.where(allowed == len(job.placement), 1, KEPT_S / (KEPT_S + job.state.change_s))
-        gains[job.name] = allowed[now], (price * kept * goodputs)[now]
+        prices.append(float(((total - worth[gpus - allowed]) / goodputs).min()))
+        worth, _ = add_job(worth, allowed, prices[-1] * goodputs)
+    return prices
+
+
+def _rank_prices(longest_first: Sequence[Training], reached: Reached, gpus: int) -> list[float]:
+    total, prices, share = 0.0, [], max(gpus / max(len(longest_first), 1), 1)
+    for job in longest_first:
+        allowed, goodputs = reached[job.name]
+        fair = max(int(np.searchsorted(allowed, share, side="right")), 1)
+        total += job.weight
+        prices.append(total * float(allowed[fair - 1] / goodputs[:fair].max()))
+    return prices
+
+
+def ones(snapshot: ElasticSnapshot) -> dict[int, Placement]:
+    """Return placements by evolution for the least remaining GPU time of the jobs that run, as ONES (SC'21).
+
+    Its population begins with the sizes of now each time, as a service remembers nothing. Sizes are rounded to such as
+    fill nodes.
+    """
+    sizes = possible_sizes(snapshot)
+    scores = {}
     for job in snapshot.jobs:
-        if job.name not in left:  # what a job needs is known once it has run
-            smallest = allowed_sizes(job, sizes)[:1]
-            gains[job.name] = smallest, np.full(len(smallest), 1 + total)
-    return _place_best(snapshot, gains)
+        allowed, goodputs = _learned_goodputs(job, snapshot, sizes)
+        now = allowed <= job.state.most
+        left = LEAST_GPU_S if job.state.remaining is None else job.state.remaining
+        scores[job.name] = allowed[now], -left * allowed[now] / goodputs[now]
+        if not len(allowed):
+            scores[job.name] = allowed_sizes(job, sizes)[:1], np.zeros(1)[: len(allowed_sizes(job, sizes))]
+    return _place_evolved(snapshot, scores)
+
+
+def ones_goodput(snapshot: ElasticSnapshot) -> dict[int, Placement]:
+    """Return placements by the evolution of ONES, for what ``soonest`` finds exactly."""
+    return _place_evolved(snapshot, _priced_gains(snapshot, _plan_prices))
+
+
+def _place_evolved(snapshot: ElasticSnapshot, scores: Mapping[int, tuple[Sizes, Floats]]) -> dict[int, Placement]:
+    """Return placements whose sizes were found by evolution."""
+    by_length = sorted(snapshot.jobs, key=lambda job: job.state.remaining or LEAST_GPU_S)
+    chosen = evolve(
+        [scores[job.name] for job in by_length],
+        [len(job.placement) for job in by_length],
+        snapshot.gpus,
+        seed=int(snapshot.now_s),
+    )
+    return place(snapshot, {job.name: size for job, size in zip(by_length, chosen, strict=True)})
+
+
+def fixed(snapshot: ElasticSnapshot) -> dict[int, Placement]:
+    """Return placements by arrival, with the sizes that owners ask for.
+
+    A job that fits may pass one that does not.
+    """
+    return place_asked(snapshot, snapshot.jobs)
 
 
 def _place_best(snapshot: ElasticSnapshot, gains: Mapping[int, tuple[Sizes, Floats]]) -> dict[int, Placement]:
@@ -97,12 +184,12 @@ def _time_left(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, goodputs:
     return float(job.state.remaining / goodputs[:fair].max())
 
 
-def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, *, most: int) -> tuple[Sizes, Floats]:
-    """Return sizes up to a largest, and the goodput on each; none before the first step."""
+def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes) -> tuple[Sizes, Floats]:
+    """Return sizes that a job may ever have, and the goodput on each; none before the first step."""
     state = job.state
     if state.gradient is None:
         return sizes[:0], np.array([])
-    allowed = sizes[(sizes >= state.least) & (sizes <= max(most, state.most))]
+    allowed = sizes[(sizes >= state.least) & (sizes <= max(state.limits.most_gpus, state.most))]
     goodputs = _corrected(state.measured, state.gradient, state.limits, tuple(allowed), snapshot.gpus_per_node)
     return allowed[goodputs > 0], goodputs[goodputs > 0]
 
@@ -125,5 +212,13 @@ def _corrected(
     return np.asarray(reached * np.array(corrections))
 
 
-RULES: dict[str, Decide] = {"soonest": soonest, "pollux": pollux}
-"""Rules for jobs whose batch follows what they have learned."""
+RULES: dict[str, Decide] = {
+    "soonest": soonest,
+    "shortest-first": shortest_first,
+    "size-blind": size_blind,
+    "pollux": pollux,
+    "ones": ones,
+    "ones-goodput": ones_goodput,
+    "fixed": fixed,
+}
+"""Rules by name; of these only ``fixed`` gives each job what its owner asks for."""

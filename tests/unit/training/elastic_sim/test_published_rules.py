@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.elastic import read_profiles, read_workload, summarise
-from helios.training.elastic_sim.published_rules import TUNED, PublishedService, fixed, optimus, tiresias
+from helios.training.elastic_sim.published_rules import TUNED, PublishedService, optimus, tiresias
 from helios.training.elastic_sim.simulator import ElasticJob, simulate
+from helios.training.sizes.rules import fixed
 from tests.traces import TRACES
 from tests.unit.training.elastic_sim.models import model
 from tests.unit.training.sizes.test_placing import snapshot, training

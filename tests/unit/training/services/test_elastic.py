@@ -101,7 +101,7 @@ def test_a_trial_that_was_just_resized_keeps_its_devices() -> None:
 
 
 def test_others_leave_the_devices_of_one_that_keeps_them() -> None:
-    trials = elastic(0, "n0/gpu:0", kept_until_s=NOW_S + 1), elastic(1, "n0/gpu:1", remaining=10.0)
+    trials = elastic(0, "n0/gpu:0", kept_until_s=NOW_S + 1), elastic(1, "n0/gpu:1")
     held = after(trials, decide(*trials))
     assert held[0] == ("n0/gpu:0",)
     assert len(held[1]) == 4
