@@ -1,7 +1,7 @@
 """Tasks with targets under the service ``targets`` and other rules, beside an oracle.
 
     python -m benchmarks.targets [--settings turns,gpus] [--data pollux,own,never] [--tasks 4,8,16]
-        [--arrivals once,time] [--draws 0-29] [--set floor=0.1] [--processes 2]
+        [--arrivals once,time] [--draws 0-29] [--set floor=0.1] [--processes 2] [--save FILE]
     python -m benchmarks.targets decision
 
 Set ``OPENBLAS_NUM_THREADS=1``. Each task is a client with one trial, and ends by itself at its second target, so that
@@ -16,13 +16,15 @@ Gavel (V100; those that were not measured are taken for a half). ``targets`` has
 is of other models than the task's. ``wrong`` has true ones times a lognormal factor of sigma .7 that stays. The oracle
 is the best of several plans that know all needs.
 
-Constants of the service were chosen on draws 100 to 111 of ``turns, pollux``; 0 to 29 are judged.
+Constants of the service were chosen on draws from 100 on; 0 to 29 are judged. With ``--save`` each draw is added to a
+file of JSON lines, and those that are there are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +44,7 @@ from helios.training.forecast import TrialModel
 from helios.training.learning_curve import NO_CURVES, EarlierCurves, expect_targets, learn_prior
 from helios.training.model import Device, PoolSnapshot, SharedSpeed, StepsToTarget, Trial, TrialForecast, TrialState
 from helios.training.services.targets import TargetOptions, Targets
+from helios.training.sharing_rules import simulate_rules
 from helios.training.simulated_trials import PairProfiles, SimulatedTrial
 from helios.training.simulator import Decide
 from helios.training.target_rules import EQUAL, compare_target_rules, needs_known
@@ -186,16 +189,25 @@ def judge(
         devices = devices[: max(1, count // 4)]
     profiles = PairProfiles(families=names, alone=alone, beside=beside)
     ours = Targets(TargetOptions(**options)).decide  # type: ignore[arg-type]  # because they are numbers
-    rules = {"targets": ours, "wrong": needs_known(misled(ours, count, seed), trials, profiles)}
     model = TrialModel([], now_s=np.inf)
+    needs: dict[tuple[int, int, int], tuple[StepsToTarget | None, StepsToTarget | None]] = {}
+    """By trial, points and targets reached. All rules see the same points, but after other times."""
 
     def forecast(seen: Sequence[Trial], runs: Sequence[TrialRun]) -> list[TrialForecast]:
         found = model.expect("", [replace(trial, target=None) for trial in seen], runs)
-        needs = [expect_targets(trial, priors.get(drawn[trial.number].model, NO_CURVES)) for trial in seen]
-        return [replace(each, first=first, second=second) for each, (first, second) in zip(found, needs, strict=True)]
+        keys = [(trial.number, len(trial.curve), trial.targets_reached) for trial in seen]
+        for key, trial in zip(keys, seen, strict=True):
+            if key not in needs:
+                needs[key] = expect_targets(trial, priors.get(drawn[trial.number].model, NO_CURVES))
+        steps = [needs[key] for key in keys]
+        return [replace(each, first=first, second=second) for each, (first, second) in zip(found, steps, strict=True)]
 
     began = time.process_time()
-    found = compare_target_rules(trials, devices, profiles, rules=rules, seed=seed, forecast=forecast)
+    pool, about = (trials, devices, profiles), {"seed": seed, "forecast": forecast}
+    found = compare_target_rules(*pool, rules={"targets": ours}, **about)
+    wrong = {"wrong": needs_known(misled(ours, count, seed), trials, profiles)}
+    missed = simulate_rules(wrong, *pool, progress=lambda _: None, **about)
+    found = replace(found, outcomes={**found.outcomes, **missed})
     took_s = time.process_time() - began
     equal, base = [found.times_s(EQUAL, tier) for tier in (0, 1)], found.outcomes[EQUAL]
     result = {}
@@ -219,14 +231,14 @@ def show(title: str, results: Sequence[Mapping[str, Mapping[str, float]]]) -> No
     """Print one setting."""
     print(f"\n{title}, {len(results)} draws ({np.mean([one[EQUAL]['took_s'] for one in results]):.1f} s of CPU each)")
     columns = [name for name in results[0][EQUAL] if name != "took_s"]
-    print(f"  {'rule':<18}" + "".join(f"{name:>10}" for name in columns) + f"{'worst first':>13}{'worst latest':>13}")
+    highest = ("first", "second", "makespan", "latest", "by")
+    print(f"  {'rule':<18}" + "".join(f"{name:>10}" for name in (*columns, *(f"^{name}" for name in highest))))
     for rule in sorted(results[0], key=lambda rule: -np.nanmean([one[rule]["first"] for one in results])):
         means = [float(np.nanmean([one[rule][name] for one in results])) for name in columns]
-        worst = [max(one[rule][name] for one in results) for name in ("first", "latest")]
-        print(
-            f"  {rule:<18}" + "".join(f"{mean:>10.3f}" for mean in means) + f"{worst[0]:>13.3f}{worst[1]:>13.3f}",
-            flush=True,
-        )
+        worst = [max(one[rule][name] for one in results) for name in highest]
+        print(f"  {rule:<18}" + "".join(f"{value:>10.3f}" for value in (*means, *worst)), flush=True)
+    first = {rule: np.mean([one[rule]["first"] for one in results]) for rule in ("targets", "oracle")}
+    print(f"  of the oracle's gain in the mean of all draws: {(1 - first['targets']) / (1 - first['oracle']):.3f}")
 
 
 def decision_time() -> None:
@@ -283,6 +295,7 @@ def main() -> None:
     parser.add_argument("--draws", default="0-29", metavar="FIRST-LAST")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--save", type=Path)
     asked = parser.parse_args()
     if asked.what == "decision":
         decision_time()
@@ -296,11 +309,21 @@ def main() -> None:
         map(int, asked.tasks.split(",")),
         asked.arrivals.split(","),
     )
+    lines = asked.save.read_text().splitlines() if asked.save and asked.save.exists() else []
+    known = {tuple(about): result for about, result in map(json.loads, lines)}
     with ProcessPoolExecutor(asked.processes) as pool:
         for setting, data, count, arrivals in product(*lists):
-            draws = range(first, last + 1)
-            found = pool.map(run, *zip(*[(setting, data, count, arrivals, seed) for seed in draws], strict=True))
-            show(f"{setting}, {data}, {count} tasks, {'over time' if arrivals == 'time' else 'at once'}", list(found))
+            draws = [(setting, data, count, arrivals, seed) for seed in range(first, last + 1)]
+            missing = [each for each in draws if each not in known]
+            for each, result in zip(
+                missing, pool.map(run, *zip(*missing, strict=True)) if missing else (), strict=True
+            ):
+                known[each] = result
+                if asked.save:
+                    with asked.save.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps([each, result]) + "\n")
+            title = f"{setting}, {data}, {count} tasks, {'over time' if arrivals == 'time' else 'at once'}"
+            show(title, [known[each] for each in draws])
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class Yields:
         return self._records
 
     def advance(self, cycle: Cycle, services: Sequence[ActiveService]) -> None:
-        """Carry on the requests of each service, and make those that it proposes.
+        """Carry on requests, make those that services propose, and confirm requeues.
 
         A proposal that a guard refuses is logged where that is new.
 
@@ -183,6 +183,8 @@ class Yields:
         for active in services:
             requested = cycle.requested.get(active.name)
             self._advance_service(cycle, active, () if requested is None else requested.yields)
+        for record in [one for one in (self.records if self.acts else ()) if one.stage is Stage.SENT]:
+            self._confirm(cycle, record, None if cycle.snapshot is None else _found(cycle.snapshot, record.job_id))
 
     def _advance_service(self, cycle: Cycle, active: ActiveService, proposals: Sequence[Yield]) -> None:
         writes = active.mode.writes and self.acts
@@ -201,7 +203,7 @@ class Yields:
                 self._ask(cycle, active, proposal)
 
     def settle(self, cycle: Cycle) -> None:
-        """Confirm requeues, and drop requests that were not carried on.
+        """Drop requests that were not carried on.
 
         A failure is a note: the next cycle does it.
         """
@@ -214,8 +216,6 @@ class Yields:
             for record in list(self.records):
                 if record.stage is Stage.ASKED and record.job_id not in self.carried_on:
                     self._end(cycle, record, DROPPED)
-                elif record.stage is Stage.SENT and cycle.snapshot is not None:
-                    self._confirm(cycle, record, _found(cycle.snapshot, record.job_id))
             self.store.interrupted = False
         except HeliosError as error:
             self.store.interrupted = True

@@ -14,6 +14,8 @@ from helios.training.report import best_in_words, code_in_words, memory_in_words
 from helios.training.status import PoolStatus
 from helios.units import bar, count_in_words, duration_in_words, rounded_duration
 
+UNLIKELY = 0.05
+"""Chance of a target below which no time is said."""
 MOST_DEVICES, MOST_RUNNING, MOST_FAILED = 4, 8, 5
 """Devices and trials that the status lists, so that it fits on a screen; --json has all."""
 
@@ -80,7 +82,10 @@ def _need_in_words(need: Mapping[str, Any] | None) -> str:
     if need is None:
         return ""
     low, middle, high = map(rounded_duration, need["seconds"])
-    return f"; trial {need['trial']} is to in {middle} ({low} to {high}), {need['reached']:.0%} likely"
+    how_likely = f"{need['reached']:.0%} likely"
+    if need["reached"] < UNLIKELY:
+        return f"; trial {need['trial']} will hardly reach it, {how_likely}"
+    return f"; trial {need['trial']} is to in {middle} ({low} to {high}), {how_likely}"
 
 
 def best_lines(status: PoolStatus, trials: Iterable[TrialRecord]) -> list[Any]:

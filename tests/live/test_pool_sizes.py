@@ -13,46 +13,9 @@ from typing import Any
 from helios.training.pool.state import FILE
 from tests.live.rig import Rig, roomy_folder
 from tests.live.test_pool_jobs import result, wait
+from tests.unit.training.pool.sizes_service import add_sizes_service
 from tests.unit.training.pool.test_resizing import PROGRAM, seen
 from tests.waiting import TEST_TIMEOUT_S
-
-SERVICE = """
-from dataclasses import dataclass
-from datetime import timedelta
-
-from helios.training.model import ResizeTrial, TrialState
-from helios.training.pool.slots import fixed_slots
-
-
-class Spread:
-    '''Give the first trial all devices, then one.'''
-
-    @dataclass(frozen=True, kw_only=True)
-    class Options:
-        pass
-
-    def __init__(self, options):
-        pass
-
-    every = timedelta(seconds=1)
-
-    def decide(self, snapshot):
-        yield from fixed_slots(snapshot)
-        for trial in snapshot.trials:
-            if trial.state is TrialState.RUNNING and trial.elastic.restarts < 2:
-                names = [device.name for device in snapshot.devices]
-                wanted = names if trial.elastic.restarts == 0 else names[:1]
-                yield ResizeTrial(number=trial.number, devices=tuple(wanted), reason="as the test")
-"""
-
-
-def add_service(site: Path) -> None:
-    """Install the service as somebody's package, for PYTHONPATH."""
-    about = site / "spread-1.dist-info"
-    about.mkdir(parents=True)
-    (site / "spread.py").write_text(SERVICE)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: spread\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[helios.pool_services]\nspread = spread:Spread\n")
 
 
 def lines_of(folder: Path, what: str) -> list[dict[str, Any]]:
@@ -63,14 +26,14 @@ def lines_of(folder: Path, what: str) -> list[dict[str, Any]]:
 
 def test_a_trial_spreads_over_the_nodes_of_a_job_and_comes_back(rig: Rig) -> None:
     folder = roomy_folder()
-    add_service(folder / "site")
+    add_sizes_service(folder / "site")
     shutil.copy(PROGRAM, folder / "program.py")
     (folder / "sweep.toml").write_text(
         f'command = "{sys.executable} program.py {{how}}"\n[parameters]\nhow = ["takes"]\n'
         "[elastic]\nmost = 4\nbatch = [32, 256]\nlocal_batch = [8, 64]\nevery_s = 1\n"
     )
     command = [sys.executable, "-m", "helios", "pool", "submit", "sweep.toml", "--json", "--time", "10"]
-    command += ["--nodes", "2", "--cpus", "2", "--slots", "2", "--service", "spread"]
+    command += ["--nodes", "2", "--cpus", "2", "--slots", "2", "--service", "sizes"]
     path = os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[2])])
     environment = rig.environment | {"PYTHONPATH": path}
     done = subprocess.run(

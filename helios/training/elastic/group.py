@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import io
 import pickle
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ WAIT_S = 1800.0
 """Longest wait for a worker, s, as others wait while the first one validates. Then all meet again."""
 CHUNK_BYTES = 1 << 25
 """What is sent at once of a state."""
+SIGN_BYTES = 32
 
 
 def form(go: Mapping[str, Any]) -> tuple[int, int]:
@@ -57,7 +59,7 @@ def abort() -> None:
         dist.group.WORLD._get_backend(torch.device("cuda")).abort()
 
 
-def hand_over(state: Any, source: int, *, receives: bool, device: torch.device) -> Any:
+def hand_over(state: Any, source: int, *, receives: bool, device: torch.device, key: str) -> Any:
     """Send a state from one worker to those that receive it.
 
     Parameters
@@ -66,21 +68,31 @@ def hand_over(state: Any, source: int, *, receives: bool, device: torch.device) 
         Of the source; anything that can be pickled. Its tensors are sent as they are, without a copy of all of them.
     receives : bool
         Whether this worker needs it. Others take part, as all have to.
+    key : str
+        Secret of the workers: whoever else can reach their ports must not have them unpickle something.
 
     Returns
     -------
     object
         The state, or None where it was not received.
+
+    Raises
+    ------
+    RuntimeError
+        It does not come from one of the workers.
     """
     is_source = dist.get_rank() == source
-    header: list[Any] = [None]
-    tensors: list[Any] = []
+    text, tensors, sizes = b"", list[Any](), list[int]()
     if is_source:
         pickler = _Pickler(state)
-        tensors = pickler.tensors
-        header = [(pickler.text, [_bytes(tensor).numel() for tensor in tensors])]
-    dist.broadcast_object_list(header, src=source, device=device if device.type == "cuda" else None)
-    text, sizes = header[0]
+        text, tensors = pickler.text, pickler.tensors
+        sizes = [_bytes(tensor).numel() for tensor in tensors]
+    lengths = _broadcast([len(text), len(sizes)], 2, torch.int64, source, device)
+    sizes = _broadcast(sizes, lengths[1], torch.int64, source, device)
+    text = bytes(_broadcast([*text], lengths[0], torch.uint8, source, device))
+    sign = bytes(_broadcast([*_sign(text, key)], SIGN_BYTES, torch.uint8, source, device))
+    if not hmac.compare_digest(sign, _sign(text, key)):
+        raise RuntimeError("A state does not come from a worker of this training.")
     received = None
     if receives and not is_source:
         unpickler = _Unpickler(text, device)
@@ -95,6 +107,21 @@ def hand_over(state: Any, source: int, *, receives: bool, device: torch.device) 
             for tensor, part in zip(tensors[first:last], flat.split(sizes[first:last]), strict=True):
                 _bytes(tensor).copy_(part)
     return received
+
+
+def _broadcast(values: list[int], count: int, dtype: torch.dtype, source: int, device: torch.device) -> list[int]:
+    """Return the source's numbers."""
+    if dist.get_rank() == source:
+        sent = torch.tensor(values, dtype=dtype, device=device)
+    else:
+        sent = torch.empty(count, dtype=dtype, device=device)
+    if count:
+        dist.broadcast(sent, src=source)
+    return [int(value) for value in sent.tolist()]
+
+
+def _sign(text: bytes, key: str) -> bytes:
+    return hmac.digest(key.encode(), text, "sha256")
 
 
 def _bytes(tensor: Any) -> Any:

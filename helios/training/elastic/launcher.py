@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -31,6 +32,8 @@ LEAVE_S = 30.0
 LONGEST_REQUEST = 1 << 20
 """Bytes of a request that are read."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+TRIAL = ("HELIOS_REPORT", "HELIOS_REQUESTS")
+"""What of the environment is the first worker's alone."""
 Device = Mapping[str, str]
 
 
@@ -39,15 +42,17 @@ def read_settings(given: Mapping[str, Any], devices: int) -> Message:
 
     ``devices``: environment of each worker of this node. ``batch``, ``local_batch``: least and most samples of a step,
     and of one pass of a worker. ``threads``: CPU threads of a worker. ``address``: host and port of the first node.
+    ``key``: secret of the workers, which those of all nodes have in common.
 
     Raises
     ------
     UsageError
         Something is missing.
     """
-    settings = {"devices": [{}] * devices, "threads": 1, "node": 0, "nodes": 1, "address": "", **given}
-    if not settings["devices"] or (settings["nodes"] > 1 and not settings["address"]):
-        raise UsageError(f"HELIOS_ELASTIC is not complete: {json.dumps(given)}", hint="Start it by a pool.")
+    settings = {"devices": [{}] * devices, "threads": 1, "node": 0, "nodes": 1, "key": secrets.token_hex(16), **given}
+    if not settings["devices"] or (settings["nodes"] > 1 and not {"address", "key"} <= given.keys()):
+        names = ", ".join(given)
+        raise UsageError(f"HELIOS_ELASTIC is not complete, it has {names}.", hint="Start it by a pool.")
     return settings
 
 
@@ -127,9 +132,7 @@ class ElasticLauncher:
 
     def _start(self, device: Device) -> TrainingWorker:
         ours, theirs = socket.socketpair()
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("HELIOS_REPORT", "HELIOS_REQUESTS")
-        }
+        environment = {name: value for name, value in os.environ.items() if name not in TRIAL}
         environment |= {"OMP_NUM_THREADS": str(self._settings["threads"]), LINK: str(theirs.fileno()), **device}
         if self._settings["nodes"] == 1:
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name need not be known to itself
@@ -217,7 +220,7 @@ class ElasticLauncher:
     def _read_request(self) -> None:
         """Begin a change that was requested since the last look."""
         path = os.environ.get("HELIOS_REQUESTS")
-        if not path or not self._members or self._change is not None:
+        if not path or not self._members or self._change is not None or self._settings["node"]:
             return
         try:
             found = Path(path).stat()
@@ -327,7 +330,8 @@ class ElasticLauncher:
         common |= {"size": len(members), "source": source or 0, "at": at, "keep": keep}
         for rank, member in enumerate(self._members):
             member.arrived = None
-            trial = {name: os.environ.get(name) if rank == 0 else None for name in ("HELIOS_REPORT", "HELIOS_REQUESTS")}
+            is_first = rank == self._settings["node"] == 0
+            trial = {name: os.environ.get(name) if is_first else None for name in TRIAL}
             member.lines.send(go={**common, "rank": rank, "environment": trial})
 
 

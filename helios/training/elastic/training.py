@@ -349,7 +349,7 @@ class Training:
             updates, epoch = go["at"] or (-1, 0)
             behind = is_new or self._place.updates < updates
             state = self._state() if self._rank == go["source"] else None
-            state = group.hand_over(state, go["source"], receives=behind, device=self._device)
+            state = group.hand_over(state, go["source"], receives=behind, device=self._device, key=settings["key"])
             if state is not None:
                 self._load(state)
             elif self._place.epoch < epoch:  # it has made the same steps, and the others know that

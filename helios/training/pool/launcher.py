@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -384,11 +385,12 @@ class Launcher:
             ),
             "limit_mib": attempt.limit_mib,
         }
-        address = self._address(attempt.nodes[0]) if len(attempt.nodes) > 1 else ""
+        several = len(attempt.nodes) > 1
+        common = {"address": self._address(attempt.nodes[0]), "key": secrets.token_hex(16)} if several else {}
         for place, name in enumerate(attempt.nodes):
             if (elastic := self._sweeps.of(trial.number).sweep.elastic) is not None:
                 told = self._describe_elastic(attempt, elastic, name)
-                told |= {"node": place, "nodes": len(attempt.nodes), **({"address": address} if address else {})}
+                told |= {"node": place, "nodes": len(attempt.nodes), **common}
                 own["HELIOS_ELASTIC"] = json.dumps(told)
             log = attempt.log.with_name(f"log-{place}.txt") if place else attempt.log
             self._order_start(attempt.on_node(name), {**order, "log": str(log)}, own)

@@ -84,7 +84,8 @@ class SweepTarget:
             speed = trial.steps_per_s or trial.forecast.steps_per_s
             if steps is not None and speed:
                 seconds = [float(f"{count / speed:.2g}") for count in (steps.p10, steps.p50, steps.p90)]
-                needs.append({"trial": trial.label, "seconds": seconds, "reached": round(steps.reached, 2)})
+                number = self._trials.identify(trial.number)["number"]
+                needs.append({"trial": number, "seconds": seconds, "reached": round(steps.reached, 2)})
         if needs:
             known["need"] = max(needs, key=lambda need: (need["reached"], -need["seconds"][1]))
         return known

@@ -55,7 +55,7 @@ class ElasticOptions(PackingOptions):
 
 
 class Elastic:
-    """Give trials that may change their size as many devices as bring all to their ends soonest.
+    """Give elastic trials the devices with which all end soonest.
 
     Trials of a fixed size are packed on a part of the devices, as many as they are among all trials.
     """
@@ -83,7 +83,7 @@ class Elastic:
         return [*actions, *self._resize(snapshot.now_s, elastic, free)]
 
     def _resize(self, now_s: float, trials: Sequence[Trial], devices: Sequence[Device]) -> list[PoolAction]:
-        """Return the actions for trials that may change their size, on devices that are all theirs."""
+        """Return the actions for elastic trials, on devices that are all theirs."""
         nodes = {name: place for place, name in enumerate(dict.fromkeys(node_name(each.name) for each in devices))}
         kept = [trial for trial in trials if _keeps(trial, now_s)]
         taken = set(chain.from_iterable(trial.devices for trial in kept))
@@ -112,7 +112,7 @@ def _training(trial: Trial, node_of: Mapping[str, int]) -> Training:
 
 
 def _devices_of_fixed(devices: Sequence[Device], trials: Sequence[Trial]) -> set[str]:
-    """Return the devices that are kept for trials of a fixed size, first those where such run."""
+    """Return the devices for trials of a fixed size, those where such run first."""
     fixed = [trial for trial in trials if trial.elastic is None]
     running = set(chain.from_iterable(trial.devices for trial in fixed))
     held = set(chain.from_iterable(trial.devices for trial in trials if trial.elastic is not None))

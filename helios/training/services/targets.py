@@ -5,8 +5,8 @@ a device bring more by taking turns than side by side, it becomes their shares o
 
 - Who has not reached its first target gets by how little it still needs. On one device the shortest remaining need
   first is the best order for the mean.
-- Who is between its targets gets by what it needs to the second one. Together such clients are capped while others
-  wait for a first target.
+- Who is between its targets gets by what it needs to the second one. While others wait for a first target, that is
+  worth little beside theirs, and half of the pool is theirs.
 - One without a target has an equal part, and none falls below a floor.
 
 Two-tier targets are from TRADL (HPEC'19, doi 10.1109/HPEC.2019.8916403); how parts follow from them is ours.
@@ -43,10 +43,8 @@ LEAST_SHARE = 0.01
 """Smallest share of a device's time."""
 LEAST_NEED_S, MOST_NEED_S = 1.0, 1e9
 """Needs below and above which none is nearer than another, s."""
-LONGER = 8.0
+LONGER = 25.0
 """A need of which nothing is known is at least so many times what the trial took so far."""
-QUANTILE_PARTS = (0.3, 0.4, 0.3)
-"""Part of the probability that p10, p50 and p90 stand for (Swanson's rule)."""
 SHARPNESS = 6.0
 """Power of 1 / need by which shares of time go. Weights go by the first, as they are what a second of work is worth."""
 CHANGE = 0.2
@@ -67,11 +65,11 @@ class TargetOptions(PackingOptions):
         Least part of a client that waits for its first target, as a share of an equal part. That of others is a third
         of it.
     between : float
-        Most that clients between their targets get together while others wait for a first one, as a share.
+        What a second target is worth beside a first one that others wait for, 0 to 1.
     """
 
     floor: float = 0.15
-    between: float = 0.08
+    between: float = 0.07
 
     def __post_init__(self) -> None:
         PackingOptions.__post_init__(self)
@@ -273,7 +271,7 @@ def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: Targe
 class _Need:
     """How much more a trial needs alone to its next target."""
 
-    mean_s: float
+    low_s: float
     p90_s: float
     likely: float
 
@@ -286,8 +284,9 @@ def _need(trial: Trial, alone: Mapping[str, float]) -> _Need | None:
         speed = trial.curve[-1].step / trial.curve[-1].seconds
     if steps is None or not speed:
         return None
-    mean = sum(p * q for p, q in zip(QUANTILE_PARTS, (steps.p10, steps.p50, steps.p90), strict=True))
-    return _Need(min(MOST_NEED_S, max(LEAST_NEED_S, mean / speed)), steps.p90 / speed, steps.reached)
+    # Without the long tail, as who may be near is tried first: that shows soon whether it is.
+    low = (steps.p10 + steps.p50) / 2
+    return _Need(min(MOST_NEED_S, max(LEAST_NEED_S, low / speed)), steps.p90 / speed, steps.reached)
 
 
 class _Client:
@@ -312,7 +311,7 @@ class _Client:
         known = {number: need for number, need in needs.items() if need is not None and self.tier is not None}
         self.likely = max((need.likely for need in known.values()), default=1.0)
         self.needs_s = {
-            number: need.mean_s for number, need in known.items() if need.likely >= min(UNLIKELY, self.likely)
+            number: need.low_s for number, need in known.items() if need.likely >= min(UNLIKELY, self.likely)
         }
         self.need_s = min(self.needs_s.values(), default=None)
         self.p90_s = min((need.p90_s for need in known.values()), default=math.inf)
@@ -357,14 +356,18 @@ def _parts(clients: Sequence[_Client], options: TargetOptions, sharpness: float,
         kept = 1.0 if client.target is None else options.floor / (1 if client.tier == 0 else 3)
         parts[id(client)] = kept * client.importance / total
     free = 1.0 - sum(parts.values())
-    for_others = free if others else 0.0
-    if waiting and others:
-        for_others = min(free, max(0.0, options.between - sum(parts[id(client)] for client in others)))
-    for group, amount in ((others, for_others), (waiting or others or clients, free - for_others)):
-        least_s = min((client.need_s or LEAST_NEED_S for client in group), default=LEAST_NEED_S)
-        powers = [client.importance * (least_s / (client.need_s or LEAST_NEED_S)) ** sharpness for client in group]
-        for client, power in zip(group, powers, strict=True):
-            parts[id(client)] += amount * power / sum(powers)
+    # The next is who brings most for a second: a second target that is very near goes before a first one that is far.
+    chosen, count = [*waiting, *others] or clients, len(waiting)
+    worths = [1.0] * count + [options.between if waiting else 1.0] * (len(chosen) - count)
+    least_s = min((client.need_s or LEAST_NEED_S for client in chosen), default=LEAST_NEED_S)
+    powers = [
+        client.importance * (worth * least_s / (client.need_s or LEAST_NEED_S)) ** sharpness
+        for client, worth in zip(chosen, worths, strict=True)
+    ]
+    firsts, seconds = sum(powers[:count]), sum(powers[count:])
+    most = min(1.0, firsts / seconds) if waiting and seconds else 1.0  # half is of who waits for a first target
+    for place, (client, power) in enumerate(zip(chosen, powers, strict=True)):
+        parts[id(client)] += free * (power if place < count else most * power) / (firsts + most * seconds)
     for client in waiting:  # what a deadline needs is taken from all others
         wanted = min(MOST_FOR_DEADLINE, _part_for_deadline(client, now_s))
         if wanted > (own := parts[id(client)]):

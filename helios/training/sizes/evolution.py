@@ -16,6 +16,8 @@ GENERATIONS = 5
 """Generations at a decision. Published runs search without a pause between decisions."""
 
 Genome = NDArray[np.int64]
+Tables = Sequence[dict[int, float]]
+"""Score of each size of each job, 0 for none."""
 Scores = Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
@@ -30,15 +32,14 @@ def evolve(scores: Scores, now: Sequence[int], capacity: int, *, seed: int) -> l
         The size of each job now.
     """
     random = np.random.default_rng(seed)
-    tables = [dict(zip(sizes.tolist(), values.tolist(), strict=True)) | {0: 0.0} for sizes, values in scores]
+    tables: Tables = [dict(zip(sizes.tolist(), values.tolist(), strict=True)) | {0: 0.0} for sizes, values in scores]
     begin = np.full(capacity, -1)
     held = np.repeat(np.arange(len(now)), now)[:capacity]
     begin[: len(held)] = held
     population = [_fill(begin, tables)]
 
     def total(genome: Genome) -> float:
-        counts = np.bincount(genome[genome >= 0], minlength=len(tables)).tolist()
-        return sum(table[count] for table, count in zip(tables, counts, strict=True))
+        return sum(table[count] for table, count in zip(tables, _counts(genome, tables), strict=True))
 
     for _ in range(GENERATIONS):
         children = []
@@ -51,16 +52,20 @@ def evolve(scores: Scores, now: Sequence[int], capacity: int, *, seed: int) -> l
             child[(child >= 0) & out[child]] = -1
             children.append(_fill(child, tables))
         population = sorted([*population, *children], key=total, reverse=True)[:POPULATION]
-    return np.bincount(population[0][population[0] >= 0], minlength=len(tables)).tolist()
+    return _counts(population[0], tables)
 
 
-def _fill(genome: Genome, tables: Sequence[dict[int, float]]) -> Genome:
-    """Return a genome of allowed sizes, whose empty cells are given to the first jobs that can grow.
+def _counts(genome: Genome, tables: Tables) -> list[int]:
+    return [int(count) for count in np.bincount(genome[genome >= 0], minlength=len(tables))]
 
-    A job without a GPU gets its smallest size before others grow.
+
+def _fill(genome: Genome, tables: Tables) -> Genome:
+    """Return a genome of allowed sizes with few empty cells.
+
+    These are given to the first jobs that can grow. A job without a GPU gets its smallest size before others grow.
     """
     genome = genome.copy()
-    counts = np.bincount(genome[genome >= 0], minlength=len(tables)).tolist()
+    counts = _counts(genome, tables)
     for job, table in enumerate(tables):
         fitting = max(size for size in table if size <= counts[job])
         genome[np.flatnonzero(genome == job)[fitting:]] = -1

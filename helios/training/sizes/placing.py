@@ -128,7 +128,7 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
 
 
 def place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[int, Placement]:
-    """Return the GPUs of each job that gets what its owner asks for, in the order of a queue."""
+    """Return the GPUs of jobs that get what they ask for, in order."""
     left, chosen = snapshot.gpus, []
     for job in queue:
         if job.state.asked <= left:

@@ -56,7 +56,7 @@ def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
 
 
 def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements that end all jobs soonest in the mean, as far as these alone are concerned.
+    """Return placements that end the jobs of now soonest in the mean.
 
     Were GPUs divisible, placements free and no job to come, a unit of a job's progress would have one price until its
     end, and at any time the best use of all GPUs would be worth as many as there are jobs (Pontryagin's principle). So
@@ -124,10 +124,10 @@ def _rank_prices(longest_first: Sequence[Training], reached: Reached, gpus: int)
 
 
 def ones(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements by evolution for the least remaining GPU time of the jobs that run, as ONES (SC'21).
+    """Return placements by evolution for the least remaining GPU time.
 
-    Its population begins with the sizes of now each time, as a service remembers nothing. Sizes are rounded to such as
-    fill nodes.
+    Only that of jobs which run counts, as in ONES (SC'21). Its population begins with the sizes of now each time, as a
+    service remembers nothing. Sizes are rounded to such as fill nodes.
     """
     sizes = possible_sizes(snapshot)
     scores = {}
@@ -185,7 +185,10 @@ def _time_left(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, goodputs:
 
 
 def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes) -> tuple[Sizes, Floats]:
-    """Return sizes that a job may ever have, and the goodput on each; none before the first step."""
+    """Return sizes that a job may ever have, and the goodput on each.
+
+    There are none before its first step.
+    """
     state = job.state
     if state.gradient is None:
         return sizes[:0], np.array([])

@@ -181,7 +181,7 @@ def test_a_job_yields_at_most_so_often() -> None:
         ({"requeues": False}, "sbatch --requeue"),
         ({"state": "SUSPENDED"}, "suspended"),
         ({"excluded_reason": "it is part of an array"}, "array"),
-        ({"excluded_reason": "it waits for reservation r"}, "reservation"),
+        ({"excluded_reason": "it is of reservation r"}, "reservation"),
         ({"excluded_reason": "it is a component of heterogeneous job 1"}, "heterogeneous"),
         ({"started_s": 0}, "run less than"),
         ({"gpus": 0.5}, "not what the waiting job asks for"),
@@ -340,6 +340,15 @@ def test_a_requeue_that_slurm_accepts_and_forgets_is_a_failure() -> None:
         ["1"],
         "failed: a requeue was meant, and none was seen",
     )
+
+
+def test_a_requeue_that_was_forgotten_counts_for_the_breaker() -> None:
+    table = a_table(mismatches_to_open=1)
+    table.cluster.requeues = False
+    table.run()
+    table.run()
+    table.run(after=timedelta(seconds=CONFIRM_S + 1))
+    assert any("the breaker is open" in why for why in table.run().suspended)
 
 
 def test_a_requeue_that_slurm_refuses_is_a_failure() -> None:

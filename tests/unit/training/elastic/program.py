@@ -6,8 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
-import time
 from pathlib import Path
 
 import torch
@@ -22,11 +20,10 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--batch", type=int, default=24)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--samples", type=int, default=240)
-parser.add_argument("--pace-s", type=float, default=0.0)
 parser.add_argument("--plain", action="store_true", help="without buffers and dropout")
-parser.add_argument("--width", type=int, default=16)
-parser.add_argument("--hold", type=Path, help="wait at each step while this file is there")
+parser.add_argument("--width-file", type=Path, help="holds how wide the model is")
 given = parser.parse_args()
+width = int(given.width_file.read_text()) if given.width_file else 16
 
 
 def digest(training: elastic.Training) -> str:
@@ -44,10 +41,10 @@ def digest(training: elastic.Training) -> str:
 torch.manual_seed(os.getpid())  # workers that are not told begin differently
 inputs = torch.randn(given.samples, 8, generator=torch.Generator().manual_seed(1))
 target = (inputs[:, :2].sum(1) > 0).long()
-middle = [] if given.plain else [nn.BatchNorm1d(given.width), nn.Dropout(0.1)]
+middle = [] if given.plain else [nn.BatchNorm1d(width), nn.Dropout(0.1)]
 if given.plain:
     torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(8, given.width), *middle, nn.Tanh(), nn.Linear(given.width, 2))
+model = nn.Sequential(nn.Linear(8, width), *middle, nn.Tanh(), nn.Linear(width, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 training = elastic.Training(
@@ -59,14 +56,13 @@ training = elastic.Training(
     state=[schedule],
     warm_up=10,
 )
+seen = lost = 0.0
 log = (given.out / f"{os.getpid()}.jsonl").open("a", buffering=1)
 for epoch in training:
     for x, y in epoch:
-        while given.hold is not None and given.hold.exists():
-            time.sleep(0.01)
-        time.sleep(given.pace_s)
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
+        seen, lost = seen + len(x), lost + loss.item() * len(x)
         if training.step():
             schedule.step()
             now = {
@@ -76,10 +72,5 @@ for epoch in training:
                 "epoch": epoch.number,
                 "digest": digest(training),
             }
-            log.write(json.dumps({**now, "samples": len(x), "loss": loss.item()}) + "\n")
-with torch.no_grad():
-    model.eval()
-    if training.first:
-        loss = functional.cross_entropy(model(inputs), target).item()
-        (given.out / "loss").write_text(repr(loss))
-sys.exit(0)
+            log.write(json.dumps({**now, "samples": seen, "loss": lost}) + "\n")
+            seen = lost = 0.0

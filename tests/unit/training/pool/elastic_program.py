@@ -2,6 +2,7 @@
 
 It makes a step every twentieth of a second until ``go`` is there, and notes what it was given in ``seen``. ``HOW`` is
 ``takes`` or ``refuses`` for its answer to a resize, ``deaf`` for none, or ``plain`` for a program without the agent.
+``slow`` takes when ``answer`` is there, ``large`` takes 250 MiB with its first change, and keeps them.
 ``takes`` loses a worker when ``lose`` is there. ``kills`` kills what started it on a node that is not the first.
 """
 
@@ -18,7 +19,7 @@ requests = Path(os.environ["HELIOS_REQUESTS"])
 checkpoint = Path(os.environ["HELIOS_CHECKPOINTS"]) / "step"
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 devices = given["devices"]
-answered = None
+answered, checkpointed, taken = None, False, b""
 
 
 def report(**values):
@@ -31,10 +32,10 @@ def note(**values):
         file.write(json.dumps({"pid": os.getpid(), "step": step, **values}) + "\n")
 
 
-def end(answer):
-    report(answer=answer)
-    checkpoint.write_text(str(step))
-    sys.exit(0)
+def save():
+    partial = checkpoint.with_name(f".{os.getpid()}")
+    partial.write_text(str(step))
+    partial.rename(checkpoint)
 
 
 note(given=given, device=os.environ["HELIOS_DEVICE"])
@@ -48,6 +49,7 @@ if given.get("node"):
     sys.exit(0)
 while not Path("go").exists():
     step += 1
+    save()
     elastic = {"devices": len(devices), "nodes": 1, "local": 32, "accumulation": 0, "step_s": 0.05 / len(devices)}
     elastic |= {"sync_s": 0.01, "square": 2.0, "variance": 6.0, "epoch": step // 10, "progress": float(step)}
     report(
@@ -58,14 +60,25 @@ while not Path("go").exists():
     except (OSError, ValueError):
         request = {"request": None}
     if request["request"] in ("pause", "stop"):
-        end(request["request"])
-    if request["request"] == "resize" and request["number"] != answered and how in ("takes", "refuses"):
+        report(answer=request["request"])
+        sys.exit(0)
+    if request["request"] == "checkpoint" and not checkpointed:
+        checkpointed = True
+        report(answer="checkpoint", checkpoint="step", step=step)
+    is_slow = how == "slow" and not Path("answer").exists()
+    if (
+        request["request"] == "resize"
+        and request["number"] != answered
+        and how not in ("deaf", "plain")
+        and not is_slow
+    ):
         answered = request["number"]
         note(request=request)
         if how == "refuses":
             report(answer="resize", elastic={"number": answered, "refused": "its batch does not fit"})
         else:
             devices = request["devices"]
+            taken = b"x" * (250 * 2**20) if how == "large" else b""
             report(answer="resize", elastic={"number": answered, "devices": len(devices), "pause_s": 0.25})
     if Path("lose").exists() and len(devices) > 1:
         Path("lose").unlink()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helios.targets import Target
 from helios.training.model import (
     Device,
     PoolAction,
@@ -267,3 +268,36 @@ def test_what_was_measured_stays_over_a_kill_of_the_pool(tmp_path: Path) -> None
     assert {run for run, _ in before.measured} <= {run for run, _ in after.measured}
     assert (after.restarts, after.submit_s) == (1, before.submit_s)
     assert after.gpu_s > 0
+
+
+def test_a_trial_on_more_devices_may_use_the_memory_of_all(tmp_path: Path) -> None:
+    devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
+    decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0", "cpu:1"))
+    _, trials = run_until(tmp_path, decide, "resized", count=2, hows=("large",), devices=devices)
+    assert (trials[0].state, trials[0].memory_kills) == (TrialState.FINISHED, 0)
+
+
+def test_a_trial_that_keeps_too_much_on_fewer_devices_is_killed_for_memory(tmp_path: Path) -> None:
+    devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
+    decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0",))
+    _, trials = run_until(tmp_path, decide, "out_of_memory", hows=("large",), devices=devices)
+    assert trials[0].memory_kills == 1
+    assert trials[0].reason == ""
+
+
+def test_a_target_that_is_reached_while_a_trial_changes_is_delivered_afterwards(tmp_path: Path) -> None:
+    def act(_: Coordinator, event: Mapping[str, Any]) -> None:
+        if event["event"] == "target":
+            (tmp_path / "answer").touch()
+        if event["event"] == "delivered":
+            (tmp_path / "go").touch()
+
+    target = Target(metric="loss", first=0.01, maximize=False)
+    watched = Watched(act)
+    sweep = elastic_sweep(tmp_path, "slow", target=target, objectives={"loss": False})
+    run(sweep, devices=FOUR, decide=Resizes(("cpu:0", "cpu:1")), watched=watched)
+    told = [
+        event["event"] for event in watched.events if event["event"] in {"resizing", "target", "resized", "delivered"}
+    ]
+    assert told == ["resizing", "target", "resized", "delivered"]
+    assert int((tmp_path / "pool" / "deliverable" / "step").read_text()) >= 100

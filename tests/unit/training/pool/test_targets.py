@@ -212,7 +212,7 @@ def test_a_running_pool_shows_when_the_target_is_expected(tmp_path: Path) -> Non
         return [TrialForecast(first=steps, steps_per_s=10.0) for _ in trials]
 
     found = shown(tmp_path, "acc=0.1", "acc>=0.9", forecast)
-    assert found["need"] == {"trial": "0", "seconds": [1.0, 2.0, 4.0], "reached": 0.8}
+    assert found["need"] == {"trial": 0, "seconds": [1.0, 2.0, 4.0], "reached": 0.8}
 
 
 def test_a_pool_shows_why_trials_are_without_the_target(tmp_path: Path) -> None:

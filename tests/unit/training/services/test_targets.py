@@ -95,8 +95,23 @@ def test_the_nearest_to_its_first_target_gets_most() -> None:
 
 
 def test_what_is_between_targets_gets_little_while_others_wait() -> None:
-    found = shares(task(0, needs(5_000)), task(1, needs(10), reached=1), task(2, needs(10), reached=1))
-    assert found[0] >= 1 - TargetOptions().between - 0.01
+    found = shares(task(0, needs(900)), task(1, needs(900), reached=1), task(2, needs(900), reached=1))
+    assert found[0] >= 1 - TargetOptions().floor
+
+
+def test_a_very_near_second_target_goes_before_a_far_first() -> None:
+    found = shares(task(0, needs(5_000)), task(1, needs(10), reached=1))
+    assert found[1] > 0.4
+
+
+def test_half_is_of_who_waits_for_a_first_target() -> None:
+    found = shares(task(0, needs(90_000)), task(1, needs(10), reached=1), task(2, needs(10), reached=1))
+    assert found[0] >= 0.5
+
+
+def test_a_wide_need_counts_as_near() -> None:
+    found = shares(task(0, needs(900, spread=4)), task(1, needs(900, spread=1.1)))
+    assert found[0] > found[1]
 
 
 def test_what_is_between_targets_gets_all_once_nobody_waits() -> None:
