@@ -7,7 +7,8 @@ Targets are 80, 90, 95 and 98 % of the way from a curve's first value to its bes
 one, the forecast has the points until then and, but for "no end", how long the training is to be. Curves of Pollux
 (OSDI'21) are judged **leaving a model out**: the prior is fitted to the other models alone. Those recorded here
 (``learning_curves.csv``; ``record_curves.py`` made it) are judged with the built-in prior, whose shapes are fitted to
-Pollux. Constants were tuned on the half ``tune`` of that file, which also counts in the levels of the percentiles.
+Pollux. Constants were tuned on the half ``tune`` of that file and on Pollux with a model left out. Levels of the
+percentiles are learnt on both too, at moments all along a training and not at those that are judged.
 
 Beside it: "slope" goes on with the last quarter of the points, "power law" is the least squares fit of a - b t^-c,
 "same" says that all need what the others needed, as a part of the training, to any of the targets. None may say more
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,15 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.model.trial_runs import CurvePoint
-from helios.training.learning_curve import BUILT_IN, CurvePrior, EarlierCurves, forecast_steps, learn_prior
+from helios.training.learning_curve import (
+    BUILT_IN,
+    SHARES,
+    CurvePrior,
+    EarlierCurves,
+    crossing,
+    forecast_steps,
+    learn_prior,
+)
 from helios.training.model import StepsToTarget
 
 RECORDED = Path(__file__).with_name("learning_curves.csv")
@@ -40,8 +49,8 @@ WAYS = (0.8, 0.9, 0.95, 0.98)
 """Targets, as parts of the way from the first value to the best."""
 TOO_FAR = (1.05, 1.2)
 """Targets that no curve reached."""
-LEVELS = (0.01, *np.round(np.arange(0.025, 0.976, 0.025), 3).tolist(), 0.99, 0.999)
-"""Levels of the distribution, of which three become the percentiles: 42, in threes."""
+SHARE_SPREAD = 0.3
+"""How near, by the logarithm of the part of the training that is done, moments are from which levels are learnt."""
 FRACTIONS = (0.1, 0.25, 0.5)
 """When it is forecast, as parts of the work to the target."""
 
@@ -114,8 +123,14 @@ def read_recorded(half: str) -> list[Task]:
     return tasks
 
 
-def cases(tasks: Iterable[Task], fractions: Sequence[float] = FRACTIONS) -> list[Case]:
-    """Return the moments that are judged. One before the first point is none."""
+def cases(tasks: Iterable[Task], fractions: Sequence[float] = FRACTIONS, *, whole: bool = False) -> list[Case]:
+    """Return moments before a target. One before the first point is none.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether fractions are of the whole training, not of the work to the target.
+    """
     found = []
     for task in tasks:
         first, best = task.values[0], np.nanmax(task.values)
@@ -123,8 +138,8 @@ def cases(tasks: Iterable[Task], fractions: Sequence[float] = FRACTIONS) -> list
             value = first + way * (best - first)
             work = task.steps[np.argmax(task.values >= value)]
             for fraction in fractions:
-                if curve := task.points(fraction * work):
-                    need = work - curve[-1].step
+                curve = task.points(fraction * (task.horizon if whole else work))
+                if curve and (need := work - curve[-1].step) > 0:
                     case = Case(task=task, fraction=fraction, way=way, value=value, curve=curve, need=need)
                     found.append(case)
     return found
@@ -270,34 +285,46 @@ def fit(tasks: Sequence[Task], tuning: Sequence[Task]) -> CurvePrior:
     """
     prior = fit_shapes(tasks)
     judged = [
-        (part, fit_shapes([task for task in tasks if task.model != model]))
-        for model, part in by(lambda case: case.task.model, cases(tasks)).items()
+        (case, fit_shapes([t for t in tasks if t.model != case.task.model]))
+        for case in cases(tasks, SHARES, whole=True)
     ]
-    judged += [(part, prior) for part in by(lambda case: case.task.model, cases(tuning)).values()]
-    levels = {}
-    for name, horizon in (("levels", True), ("open_levels", False)):
-        above, below = [], []
-        for part, inner in judged:
-            quantiles = np.array([at_levels(inner, name, case, horizon=horizon) for case in part])
-            needs = np.array([case.need for case in part])[:, None]
-            above.append((needs > quantiles).mean(axis=0))
-            below.append((needs < quantiles).mean(axis=0))
-        p10 = LEVELS[np.flatnonzero(np.mean(below, axis=0) <= 0.1)[-1]]
-        p50, p90 = (LEVELS[np.flatnonzero(np.mean(above, axis=0) <= 1 - q)[0]] for q in (0.5, 0.9))
-        levels[name] = (p10, p50, p90)
-    return replace(prior, **levels)
+    judged += [(case, prior) for case in cases(tuning, SHARES, whole=True)]
+    count = Counter((case.task.model, case.fraction) for case, _ in judged)
+    weights = np.array([1 / count[case.task.model, case.fraction] for case, _ in judged])
+    shares = np.log([case.fraction for case, _ in judged])
+    far_apart = (shares - np.log(SHARES)[:, None]) / SHARE_SPREAD
+    levels, opens = (
+        np.array([level(inner, case, case.task.horizon if known else None) for case, inner in judged])
+        for known in (True, False)
+    )
+    return replace(
+        prior,
+        levels=tuple(percentiles(levels, weights * np.exp(-0.5 * far**2)) for far in far_apart),
+        open_levels=percentiles(opens, weights),
+    )
 
 
-def at_levels(prior: CurvePrior, name: str, case: Case, *, horizon: bool) -> list[float]:
-    """Return the forecast of a case at each of the levels."""
-    threes = [replace(prior, **{name: LEVELS[at : at + 3]}) for at in range(0, len(LEVELS), 3)]
-    steps = [ours(three, horizon=horizon)(case) for three in threes]
-    return [value for each in steps if each for value in (each.p10, each.p50, each.p90)]
+def percentiles(values: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
+    """Return the 10th, 50th and 90th percentile."""
+    p10, p50, p90 = np.quantile(values, [0.1, 0.5, 0.9], weights=weights, method="inverted_cdf").round(3).tolist()
+    return p10, p50, p90
+
+
+def level(prior: CurvePrior, case: Case, horizon: float | None) -> float:
+    """Return the level of the distribution at which a case's need was."""
+    steps, values = zip(*[(p.step, math.nan if p.value is None else p.value) for p in case.curve], strict=True)
+    times, cdf, _ = crossing(np.array(steps, dtype=float), case.value - np.array(values), horizon, prior)
+    return float(np.interp(math.log(case.need), np.log(times[1:] - times[0]), cdf / cdf[-1], left=0.0))
 
 
 def fit_shapes(tasks: Sequence[Task]) -> CurvePrior:
     """Return a prior fitted to some models, with the plain levels."""
-    return learn_prior([(task.points(math.inf), True) for task in tasks], base=CurvePrior())
+    parts = by(lambda case: case.task.model, cases(tasks, (0.999,)))
+    logs = [np.log([(case.need + case.curve[-1].step) / case.task.horizon for case in part]) for part in parts.values()]
+    part = float(np.mean([each.mean() for each in logs]))
+    spread = math.sqrt(np.mean([((each - part) ** 2).mean() for each in logs]))
+    base = CurvePrior(part=part, part_spread=spread)
+    return learn_prior([(task.points(math.inf), True) for task in tasks], base=base)
 
 
 def trees(tasks: Sequence[Task], *, family: bool) -> Method:

@@ -92,7 +92,7 @@ def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _EM
     if job["cron"]:
         return "scrontab made it"
     if job["reservation"]:
-        return f"it waits for reservation {job['reservation']}"
+        return f"it is of reservation {job['reservation']}"
     return _why_not_helios(job, factor, undo)
 
 

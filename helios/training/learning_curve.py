@@ -2,7 +2,8 @@
 
 A family of monotone shapes over the step, each with an offset and a height, is fitted to the points so far in closed
 form. Shapes count by how well they explain the points, times a prior. All together give the distribution of the step
-at which the metric first reaches the value. It needs numpy only, so that a pool without a history can use it.
+at which the metric first reaches the value, to which the part of a training that others needed is added. It needs numpy
+only, so that a pool without a history can use it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from helios.training.model import Trial
 
 Array = NDArray[np.float64]
+Levels = tuple[float, float, float]
 
 POWERS = (0.5, 1.0, 2.0)
 """Exponents p of the shapes 1 - (1 + t/s)^-p."""
@@ -52,6 +54,11 @@ MOST_BEHIND = 3.0
 """Distance of a value behind the best one before it, as a multiple of the noise, from which values are cut off."""
 SURPRISE = 0.1
 """Probability that a curve reaches a target as no shape does, as at a step of the learning rate, if all is ahead."""
+PART_WEIGHT = 0.5
+"""Weight of the part of a training that others needed, beside the shapes, where all the way is ahead. It falls with the
+root of the distance to the target."""
+SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+"""Parts of a training that are done, for each of which a prior has levels."""
 TIMES = 24
 """Times at which the distribution is computed."""
 MOST_STEPS = 100.0
@@ -87,24 +94,40 @@ class CurvePrior:
         Probability of each form.
     centers, spreads : tuple of float
         Mean and standard deviation of the logarithm of each form's scale, as a part of the whole training.
-    levels, open_levels : tuple of float
-        Levels of the distribution that were the 10th, 50th and 90th percentile of what was needed, with a known and an
-        unknown end.
+    part, part_spread : float
+        Mean and standard deviation of the logarithm of the part of the whole training that a target took.
+    levels : tuple of tuple of float
+        Levels of the distribution that were the 10th, 50th and 90th percentile of what was needed, where each of
+        ``SHARES`` was done.
+    open_levels : tuple of float
+        The same where the end is unknown.
     """
 
     weights: tuple[float, ...] = (1 / FORMS,) * FORMS
     centers: tuple[float, ...] = (math.log(0.2),) * FORMS
     spreads: tuple[float, ...] = (2.0,) * FORMS
-    levels: tuple[float, float, float] = (0.1, 0.5, 0.9)
-    open_levels: tuple[float, float, float] = (0.1, 0.5, 0.9)
+    part: float = math.log(0.5)
+    part_spread: float = 0.6
+    levels: tuple[Levels, ...] = ((0.1, 0.5, 0.9),) * len(SHARES)
+    open_levels: Levels = (0.1, 0.5, 0.9)
 
 
 BUILT_IN = CurvePrior(
     weights=(0.142, 0.251, 0.107, 0.204, 0.064, 0.186, 0.046),
     centers=(-2.578, -2.259, -1.075, -1.702, -1.194, -1.118, -1.138),
     spreads=(1.159, 0.932, 1.203, 1.082, 1.35, 0.71, 2.086),
-    levels=(0.3, 0.675, 0.95),
-    open_levels=(0.1, 0.5, 0.8),
+    part=-0.752,
+    part_spread=0.54,
+    levels=(
+        (0.14, 0.632, 0.976),
+        (0.134, 0.52, 0.946),
+        (0.247, 0.646, 0.944),
+        (0.398, 0.703, 0.949),
+        (0.381, 0.682, 0.912),
+        (0.117, 0.626, 0.938),
+        (0.055, 0.66, 0.981),
+    ),
+    open_levels=(0.154, 0.611, 0.871),
 )
 """What ``benchmarks/learning_curves.py`` fits to the 40 curves of Pollux (OSDI'21), with levels also of those for
 tuning."""
@@ -196,18 +219,48 @@ def forecast_steps(
         return DONE
     if not known.any() and len(curve) < LOST_POINTS:
         return _from_works(works)
-    last = max(1.0, steps[-1])
-    between = last if len(steps) < 2 else max(1e-9, (steps[-1] - steps[0]) / (len(steps) - 1))
-    times = _times(last, between, horizon)
     if not known[-LOST_POINTS:].any():
-        left = float(times[-1] - last)
+        left = float(_times(steps, horizon)[-1] - max(1.0, steps[-1]))
         return StepsToTarget(p10=left, p50=left, p90=left, reached=0.0)
-    points = _points(steps[known], sign * value - values[known])
+    times, cdf, between = crossing(steps, sign * value - values, horizon, prior)
+    levels = prior.open_levels
+    if horizon is not None:
+        at = math.log(times[0] / times[-1])
+        levels = tuple(np.interp(at, np.log(SHARES), each) for each in zip(*prior.levels, strict=True))
+    return _quantiles(times[1:] - times[0], _with_works(cdf, times, works), between, levels)
+
+
+def crossing(
+    steps: Array, distances: Array, horizon: float | None, prior: CurvePrior = BUILT_IN
+) -> tuple[Array, Array, float]:
+    """Return later steps, with the probability that the target is reached by them.
+
+    Parameters
+    ----------
+    steps, distances : arrays of shape (n,)
+        Step of each point, and how far it is from the target, above 0 or not finite.
+
+    Returns
+    -------
+    times : array of shape (m + 1,)
+        The last step and those after it.
+    cdf : array of shape (m,)
+    between : float
+        Steps from one report to the next.
+    """
+    times = _times(steps, horizon)
+    last, end = times[0], times[-1]
+    between = _between(steps)
+    known = np.isfinite(distances)
+    points = _points(steps[known], distances[known])
     cdf = _crossing(_fit(points, times, horizon, prior), times, between, points.noise)
-    surprise = SURPRISE * (1 - last / times[-1])
-    cdf = (1 - surprise) * cdf + surprise * np.log(times[1:] / last) / math.log(times[-1] / last)
-    levels = prior.open_levels if horizon is None else prior.levels
-    return _quantiles(times[1:] - last, _with_works(cdf, times, works), between, levels)
+    surprise = SURPRISE * (1 - last / end)
+    cdf = (1 - surprise) * cdf + surprise * np.log(times[1:] / last) / math.log(end / last)
+    if horizon is not None:
+        others = 1 + np.tanh(0.851 * (np.log(times / end) - prior.part) / prior.part_spread)
+        weight = PART_WEIGHT * math.sqrt(min(1.0, max(0.0, 1 - points.values.max())))
+        cdf += weight * ((others[1:] - others[0]) / max(1e-9, others[-1] - others[0]) * cdf[-1] - cdf)
+    return times, cdf, between
 
 
 def _from_works(works: Array) -> StepsToTarget | None:
@@ -217,7 +270,7 @@ def _from_works(works: Array) -> StepsToTarget | None:
         return None
     times = np.exp(np.linspace(math.log(needed.min() / 4), math.log(needed.max() * 4), 4 * TIMES))
     cdf = _with_works(0.5 * np.linspace(0, 1, len(times))[1:], times, works)
-    return _quantiles(times[1:], cdf, 1.0, CurvePrior().levels)
+    return _quantiles(times[1:], cdf, 1.0, CurvePrior().open_levels)
 
 
 def _with_works(cdf: Array, times: Array, works: Array) -> Array:
@@ -259,12 +312,18 @@ def learn_prior(curves: Iterable[tuple[Sequence[CurvePoint], bool]], *, base: Cu
         squares = squares + np.bincount(fits.forms, fits.weights * logs**2, FORMS)
     means = centers / count
     spreads = np.sqrt(squares / count - means**2)
-    learnt = {"weights": count / count.sum(), "centers": means, "spreads": spreads}
-    return replace(base, **{name: tuple(values.tolist()) for name, values in learnt.items()})
+    learnt = [tuple(values.tolist()) for values in (count / count.sum(), means, spreads)]
+    return replace(base, weights=learnt[0], centers=learnt[1], spreads=learnt[2])
 
 
-def _times(last: float, between: float, horizon: float | None) -> Array:
+def _between(steps: Array) -> float:
+    """Return the steps from one point to the next, as a mean."""
+    return max(1.0, steps[-1]) if len(steps) < 2 else max(1e-9, float(steps[-1] - steps[0]) / (len(steps) - 1))
+
+
+def _times(steps: Array, horizon: float | None) -> Array:
     """Return the last step and the steps of the distribution."""
+    last, between = max(1.0, steps[-1]), _between(steps)
     end = max(MOST_STEPS * last if horizon is None else horizon, last + between)
     first = min(between, 0.5 * (end - last))
     return np.concatenate([[last], last + first * ((end - last) / first) ** np.linspace(0, 1, TIMES)])

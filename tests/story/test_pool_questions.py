@@ -43,6 +43,7 @@ report(step=1, score=x, progress=1.0)
 SWEEP = """
 command = "{python} train.py {{x}} {{seed}}"
 attempts = 1
+grace_s = 0.5
 [parameters]
 x = [0, 1, 2, 3, 4, 5, 6]
 seed = [17]

@@ -106,8 +106,8 @@ class Attempt:
     change: SizeChange | None = None
     sized_s: float = 0.0
     """When its devices changed last, s since the epoch."""
-    refused_s: float = -inf
-    """When it kept its size though it was asked to change, s since the epoch."""
+    kept_until_s: float = 0.0
+    """Until when it is not asked to change its devices, s since the epoch."""
     restarted_s: float | None = None
     """When it was started again on other devices, until it reports, s since the epoch."""
 
@@ -136,7 +136,8 @@ class Attempt:
         elastic = self.trial.elastic
         if elastic is not None:
             gpu_s = len(self.trial.devices) * (steady_s() - self.sized_s)
-            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s)
+            kept_until_s = inf if self.change is not None or self.is_asked_to_end else self.kept_until_s
+            elastic = replace(elastic, gpu_s=elastic.gpu_s + gpu_s, kept_until_s=kept_until_s)
         return replace(self.trial, curve=self.curve.points, elastic=elastic)
 
     @property

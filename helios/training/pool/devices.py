@@ -28,6 +28,7 @@ from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.training.model import Device
 from helios.training.pool.containers import find_container
 from helios.training.pool.sweep_file import read_training_sweep
+from helios.units import count_in_words
 
 CPU_MEMORY_SHARE = 0.9
 """Share of the memory that is free now which trials may use; the rest is for files and for Helios."""
@@ -96,7 +97,7 @@ def find_devices(
         Device(
             name=f"cpu:{place}",
             kind="cpu",
-            model=f"{own} cores",
+            model=count_in_words(own, "core"),
             memory_mib=(memory_mib or free_memory_mib()) / count,
             slots=slots // count,
             places=1 if split else cores() // max(1, cores() // slots),

@@ -41,6 +41,7 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
     state = ElasticState(
         asked=program.least,
         most=program.least,
+        least=program.least,
         limits=limits,
         submit_s=record.made_s,
         restarts=record.changes,

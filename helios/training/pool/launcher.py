@@ -349,6 +349,7 @@ class Launcher:
             folder=folder,
             began_s=now,
             sized_s=now,
+            kept_until_s=now + (trials.sweep.elastic.every_s if trials.sweep.elastic else 0.0),
             nodes=nodes,
             process=process,
         )

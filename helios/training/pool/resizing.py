@@ -40,19 +40,20 @@ class Resizing:
     def ask(self, action: ResizeTrial) -> None:
         """Ask a trial to change to other devices, if it may."""
         attempt, now = self._attempts.running.get(action.number), steady_s()
-        if attempt is None or attempt.change is not None or attempt.is_asked_to_end:
+        if attempt is None or attempt.change is not None or attempt.is_asked_to_end or now < attempt.kept_until_s:
             return
         devices = self._order(attempt, action.devices)
+        new = [each for each in devices or () if each not in attempt.devices]
         if devices is None or {*devices} == {*attempt.devices}:
             return
+        if not all(self._launcher.may_start(attempt.trial, each) for each in new):
+            return  # as where another trial is about to leave them
         if problem := self._problem(attempt, devices):
             about = f"Trial {attempt.trial.label} is not resized to {len(devices)} devices: {problem}"
             self._notes.note(about, key=f"{attempt.trial.number} {problem}")
             return
-        program = self._sweeps.of(action.number).sweep.elastic
         is_open = attempt.asked is TaskRequest.CHECKPOINT and attempt.answered is not TaskRequest.CHECKPOINT
-        is_early = program is None or now < max(attempt.sized_s + program.every_s, attempt.refused_s + REFUSED_S)
-        if is_early or is_open or not attempt.has_reported:
+        if is_open or not attempt.has_reported:
             return
         kept = any(each in attempt.devices for each in devices)  # whose worker hands its state over
         in_place = attempt.is_elastic and kept and [*attempt.nodes] == [*{node_name(each.name) for each in devices}]
@@ -109,9 +110,6 @@ class Resizing:
             return "its size is fixed, since its sweep has no [elastic]"
         if not program.least <= len(devices) <= program.most:
             return f"its sweep allows {program.least} to {program.most}"
-        new = [each for each in devices if each not in attempt.devices]
-        if taken := [each.name for each in new if not self._launcher.may_start(trial, each)]:
-            return f"{taken[0]} has no slot free"
         least_mib = min(each.memory_mib for each in devices)
         if least_mib < attempt.limit_mib and not (trial.peak_memory_mib or math.inf) <= least_mib:
             return f"its limit is {attempt.limit_mib:,.0f} MiB, and one of these devices has {least_mib:,.0f}"
@@ -186,7 +184,7 @@ class Resizing:
 
     def _give_up(self, attempt: Attempt, change: SizeChange, why: str) -> None:
         """Have a trial keep its size."""
-        attempt.change, attempt.refused_s = None, steady_s()
+        attempt.change, attempt.kept_until_s = None, steady_s() + REFUSED_S
         self._restarts.pop(attempt.trial.number, None)
         if not attempt.is_asked_to_end or not change.in_place:
             attempt.asked = None
@@ -211,8 +209,9 @@ class Resizing:
 
     def _sum_up(self, attempt: Attempt) -> None:
         """Count the device time of a trial until now."""
-        attempt.trial = attempt.seen
-        attempt.sized_s = steady_s()
+        program = self._sweeps.of(attempt.trial.number).sweep.elastic
+        attempt.trial, attempt.sized_s = attempt.seen, steady_s()
+        attempt.kept_until_s = attempt.sized_s + (program.every_s if program is not None else 0.0)
 
     def _record(self, attempt: Attempt, pause_s: float | None, *, in_place: bool) -> None:
         """Record that the devices of a trial have changed."""

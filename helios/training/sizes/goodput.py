@@ -26,6 +26,8 @@ MOST_OVERLAP = 10.0
 """Largest exponent of the norm; from there on it is the larger of both."""
 NETWORK_MARGIN = 1.1
 """How much slower than within a node the network is taken to be before it was seen."""
+LEAST_PASS = 0.01
+"""Least part of a step that is no communication; times that a program takes itself may overlap."""
 _START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 _TINY = 1e-12
 
@@ -105,7 +107,7 @@ def fit_speed(measured: Measured) -> SpeedModel:
     """
     nodes, gpus, local = np.array([run for run, _ in measured], dtype=float).T
     step_s, sync_s = np.array([time for _, time in measured], dtype=float).T
-    pass_s = step_s - sync_s
+    pass_s = np.maximum(step_s - sync_s, LEAST_PASS * step_s)
     distributed, together = nodes > 1, (nodes == 1) & (gpus > 1)
     start, low, high = np.array(_START), np.array([LEAST] * 6 + [1.0]), np.array([MOST_S] * 6 + [MOST_OVERLAP])
     if len(np.unique(local)) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.model.trial_runs import CurvePoint, TrialRun
-from helios.training.learning_curve import EarlierCurves, earlier_curves, forecast_steps
+from helios.training.learning_curve import BUILT_IN, SHARES, EarlierCurves, earlier_curves, forecast_steps
 from helios.training.model import StepsToTarget
 from tests.examples import examples
 
@@ -81,6 +82,39 @@ def test_plateau_below_the_target_is_not_expected_to_reach_it() -> None:
 def test_end_of_the_training_limits_the_forecast() -> None:
     points = curve(exponential(10))
     assert steps_to(points, 0.99, horizon=110.0).p90 <= 10
+
+
+def test_part_that_others_needed_counts_most_far_from_the_target() -> None:
+    ratios = []
+    for values in ([0.2, 0.22], [0.2, 0.85]):
+        early, late = (
+            forecast_steps(
+                curve(values),
+                0.9,
+                True,
+                horizon=1000.0,
+                earlier=EarlierCurves(prior=replace(BUILT_IN, part=math.log(part))),
+            )
+            for part in (0.2, 0.8)
+        )
+        assert early is not None
+        assert late is not None
+        ratios.append(late.p50 / early.p50)
+    assert ratios[0] > 1.3
+    assert ratios[0] > ratios[1]
+
+
+def test_percentiles_are_calibrated_by_the_part_that_is_done() -> None:
+    levels = tuple((0.1, 0.2, 0.9) if share < 0.1 else (0.1, 0.8, 0.9) for share in SHARES)
+    earlier = EarlierCurves(prior=replace(BUILT_IN, levels=levels))
+    for horizon, later in ((100.0, True), (10_000.0, False)):
+        usual, other = (
+            forecast_steps(curve(exponential(5)), 0.95, True, horizon=horizon, earlier=each)
+            for each in (EarlierCurves(prior=replace(BUILT_IN, levels=((0.1, 0.5, 0.9),) * len(SHARES))), earlier)
+        )
+        assert usual is not None
+        assert other is not None
+        assert (other.p50 > usual.p50) == later
 
 
 def finished(number: int, values: Sequence[float | None], *, outcome: str = "finished") -> TrialRun:

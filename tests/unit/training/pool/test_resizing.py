@@ -200,19 +200,34 @@ def test_a_trial_changes_no_more_often_than_its_sweep_says(tmp_path: Path) -> No
     [
         (("cpu:0", "cpu:1", "cpu:2"), "its sweep allows 1 to 2"),
         (("cpu:0", "small"), "its limit is"),
-        (("cpu:0", "cpu:1"), "cpu:1 has no slot free"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_with_its_reason(
     tmp_path: Path, devices: tuple[str, ...], problem: str
 ) -> None:
     small = Device(name="small", kind="cpu", memory_mib=1.0, slots=1)
-    decide, hows = Resizes(devices, beside=True), ("takes", "takes ")
+    decide = Resizes(devices)
     elastic = replace(ELASTIC, most=2)
-    events, trials = run_until(tmp_path, decide, "note", hows=hows, elastic=elastic, devices=(*FOUR[:3], small))
+    events, trials = run_until(tmp_path, decide, "note", elastic=elastic, devices=(*FOUR[:3], small))
     (note,) = of_kind(events, "note")
     assert problem in note["note"]
     assert trials[0].changes == 0
+
+
+def test_devices_of_another_trial_are_not_taken(tmp_path: Path) -> None:
+    decide, hows = Resizes(("cpu:0", "cpu:1"), beside=True), ("takes", "takes ")
+    looked = 0
+
+    def decide_and_count(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        nonlocal looked
+        looked += snapshot.trials[0].progress is not None
+        if looked == 3:
+            (tmp_path / "go").touch()
+        return decide(snapshot)
+
+    watched = Watched()
+    run(elastic_sweep(tmp_path, *hows), devices=FOUR[:2], decide=decide_and_count, watched=watched)
+    assert of_kind(watched.events, "resizing") == []
 
 
 def test_a_trial_of_a_fixed_size_is_not_resized(tmp_path: Path) -> None:

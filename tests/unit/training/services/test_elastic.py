@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from helios.training.model import (
     Trial,
     TrialState,
 )
+from helios.training.pool import elastic_state
 from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.model import ElasticState
 from helios.training.sizes.rules import RULES
+from tests.unit.training.pool.test_coordinator import Watched, run
+from tests.unit.training.pool.test_resizing import FOUR, elastic_sweep, go_on
 from tests.unit.training.sizes.test_placing import LIMITS
 from tests.unit.training.sizes.test_rules import MEASURED, NOISY
 
@@ -132,3 +136,10 @@ def test_a_trial_past_its_first_target_gets_less() -> None:
 def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"rule must be one of .*soonest"):
         ElasticOptions(rule="largest")
+
+
+def test_a_trial_of_a_running_pool_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_state, "CHANGE_S", 1.0)  # a change that takes longer would not pay here
+    watched = Watched(go_on(tmp_path, "resized"))
+    _, trials = run(elastic_sweep(tmp_path), devices=FOUR, decide=Elastic(ElasticOptions()).decide, watched=watched)
+    assert (trials[0].state, len(trials[0].devices)) == (TrialState.FINISHED, 2)

@@ -54,3 +54,9 @@ def test_the_best_batch_is_the_smallest_without_noise() -> None:
 
 def test_the_best_batch_is_the_largest_with_much_noise() -> None:
     assert Goodput(TRUE, Gradient(1e-6, 1.0), LIMITS).choose_batch(4, 16) == GpuBatch(40, 0)
+
+
+def test_a_step_that_is_all_communication_is_fitted() -> None:
+    with np.errstate(divide="raise", invalid="raise"):
+        fitted = fit_speed(((StepRun(1, 1, 10), StepTime(0.2, 0.0)), (StepRun(1, 2, 10), StepTime(0.2, 0.2))))
+    assert float(fitted.times(1, 2, 10)[1]) == pytest.approx(0.2, rel=0.5)
