@@ -254,11 +254,16 @@ def _learn_profiles(
     limits = BatchLimits(*elastic.batch, *elastic.local_batch)
     known = {name: learn_profile(name, limits, shown) for name, shown in runs.items()}
     families = [family(sweep, parameters) for parameters in drawn]
-    sizes = ", ".join(map(str, sorted({step.gpus for run in every for step in run.measured})))
+    sizes = sorted({step.gpus for run in every for step in run.measured})
     notes.append(
-        f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier trial')} showed, on {sizes} devices. "
-        f"Their batch stays {known[''].limits.smallest:,}."
+        f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier trial')} showed, with devices: "
+        f"{', '.join(map(str, sizes))}. Their batch stays {known[''].limits.smallest:,}."
     )
+    if sizes[-1] == 1:
+        notes.append(
+            "None of these ran on several devices, so communication is taken to cost nothing, and larger sizes look "
+            "better than they are. Run one with least = 2 first."
+        )
     if foreign := [number for number, name in enumerate(families) if name not in runs]:
         notes.append(f"{len(foreign):,} of them have parameters that never ran, such as {foreign[0]}, and are alike.")
     return [known.get(name, known[""]) for name in families]

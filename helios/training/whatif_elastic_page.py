@@ -78,5 +78,5 @@ def sizes_figure(result: ElasticWhatIf, *, narrow: bool = False) -> str:
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.set_xlabel("hours")
         drawing.panels[0].set_ylabel("GPUs")
-        drawing.figure.legend(layers, names, loc="outside lower center", ncols=4 if narrow else 8, frameon=False)
+        drawing.figure.legend(layers, names, loc="outside lower center", ncols=3 if narrow else 6, frameon=False)
     return drawing.svg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -109,6 +110,14 @@ def test_time_on_sizes_that_never_ran_is_told(sweep: Path) -> None:
     assert found.to_json()["rules"]["fixed 2"]["measured_share"] == 1.0
     assert found.to_json()["rules"]["fixed 4"]["measured_share"] == 0.0
     assert any("extrapolated" in note and "fixed 4 0 %" in note for note in found.notes)
+
+
+def test_perfect_scaling_is_never_assumed_silently(sweep: Path) -> None:
+    folder = write_pool(sweep, {1: 1.0})
+    assert any("communication is taken to cost nothing" in note for note in elastic_whatif(sweep, gpus=2).notes)
+    shutil.rmtree(folder)
+    write_pool(sweep, STEPS)
+    assert not any("communication" in note for note in elastic_whatif(sweep, gpus=2).notes)
 
 
 @pytest.mark.parametrize(("pause_s", "told"), [(None, "30 s, which is assumed"), (4.2, "4 s, as measured")])
