@@ -303,7 +303,7 @@ def test_a_trial_on_more_devices_may_use_the_memory_of_all(tmp_path: Path) -> No
     assert (trials[0].state, trials[0].memory_kills) == (TrialState.FINISHED, 0)
 
 
-def test_a_trial_that_keeps_too_much_on_fewer_devices_is_killed_for_memory(tmp_path: Path) -> None:
+def test_a_trial_with_too_much_memory_for_fewer_devices_is_killed(tmp_path: Path) -> None:
     devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
     decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0",))
     _, trials = run_until(tmp_path, decide, "out_of_memory", hows=("large",), devices=devices)
