@@ -13,7 +13,7 @@ from helios.training.sizes.goodput import SpeedModel
 from helios.training.sizes.model import Gradient, StepRun, StepTime
 from helios.training.sizes.placing import maximise_sum
 from helios.training.sizes.rules import RULES
-from helios.training.sizes.snapshot import ElasticSnapshot, Training
+from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining
 from tests.unit.training.sizes.test_placing import LIMITS, training
 
 NODES = (4, 4)
@@ -22,11 +22,11 @@ NOISY = Gradient(square=0.001, variance=1.0)
 BY_LENGTH = ["shortest-first", "soonest"]
 
 
-def learned(number: int, remaining: float | None, *placement: int, **known: Any) -> Training:
+def learned(number: int, remaining: float | None, *placement: int, **known: Any) -> ElasticTraining:
     return training(number, placement, measured=MEASURED, gradient=NOISY, remaining=remaining, **known)
 
 
-def sizes(rule: str, *jobs: Training, now_s: float = 3600.0) -> list[int]:
+def sizes(rule: str, *jobs: ElasticTraining, now_s: float = 3600.0) -> list[int]:
     placed = RULES[rule](ElasticSnapshot(now_s, jobs, NODES))
     return [len(placed.get(job.name, ())) for job in jobs]
 
