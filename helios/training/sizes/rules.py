@@ -60,8 +60,12 @@ def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
 
     Were GPUs divisible, placements free and no job to come, a unit of a job's progress would have one price until its
     end, and at any time the best use of all GPUs would be worth as many as there are jobs (Pontryagin's principle). So
-    prices follow one after another from the job that ends last, and sizes are chosen by them.
+    prices follow one after another from the job that ends last, and sizes are chosen by them. Where no job's length is
+    known, it does as ``pollux``: to take what a job had for what it still needs was 24 % worse than that on a workload.
     """
+    ran = [job for job in snapshot.jobs if job.state.measured]
+    if ran and all(job.state.remaining is None for job in ran):
+        return pollux(snapshot)
     return _place_best(snapshot, _priced_gains(snapshot, _plan_prices))
 
 

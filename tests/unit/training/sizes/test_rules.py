@@ -68,8 +68,12 @@ def test_a_job_of_twice_the_weight_has_more_gpus() -> None:
 
 
 def test_of_jobs_of_unknown_length_the_newest_has_most() -> None:
-    old, new = sizes("size-blind", learned(0, 10.0, gpu_s=1e6), learned(1, 1e9, gpu_s=10.0))
+    old, new, _ = sizes("soonest", learned(0, None, gpu_s=1e6), learned(1, None, gpu_s=10.0), learned(2, 1e8))
     assert new > old
+
+
+def test_jobs_share_where_no_length_is_known() -> None:
+    assert sizes("size-blind", learned(0, 10.0), learned(1, 1e9)) == [4, 4]
 
 
 def test_fixed_sizes_are_those_that_owners_ask_for() -> None:
