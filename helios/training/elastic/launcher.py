@@ -183,6 +183,8 @@ class ElasticLauncher:
     def _reap(self) -> None:
         """See which workers have ended, and what that means."""
         for worker in list(self._workers):
+            if worker not in self._workers:  # killed with another one
+                continue
             if (status := worker.process.poll()) is None:
                 if worker.leaves_by_s is not None and time.monotonic() > worker.leaves_by_s:
                     worker.process.kill()

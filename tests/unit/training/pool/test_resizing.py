@@ -106,6 +106,17 @@ def of_kind(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str,
     return [event for event in events if event["event"] == kind]
 
 
+def test_a_trial_starts_on_no_fewer_devices_than_its_sweep_says(tmp_path: Path) -> None:
+    def one_device(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        (trial, *_) = snapshot.trials
+        if trial.state is TrialState.WAITING:
+            yield StartTrial(number=0, devices=("cpu:0",), memory_limit_mib=None, reason="as the test")
+
+    watched = Watched(go_on(tmp_path, "started"))
+    run(elastic_sweep(tmp_path, elastic=replace(ELASTIC, least=2)), devices=FOUR, decide=one_device, watched=watched)
+    assert [len(event["devices"]) for event in of_kind(watched.events, "started")] == [2]
+
+
 def test_a_trial_is_told_its_devices_and_limits_at_its_start(tmp_path: Path) -> None:
     run_until(tmp_path, Resizes(), "started")
     assert seen(tmp_path)[0]["given"] == {
