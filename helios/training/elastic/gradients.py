@@ -76,9 +76,10 @@ class Gradients:
         self._sum, self._changes = shaped[: len(self.parameters)], shaped[len(self.parameters) :]
         self.clear()
 
-    def clear(self) -> None:
-        """Begin a step."""
+    def clear(self, *, measures: bool = False) -> None:
+        """Begin a step, in which the noise is measured or not."""
         self.flat.zero_()
+        self._measures = measures
         self._squares: list[Any] = []
         self._inverses = self._samples = 0.0
         self._before = [buffer.clone() for buffer in self.buffers]
@@ -99,8 +100,9 @@ class Gradients:
         ]
         if pairs:
             weight = samples / batch
-            norms = torch._foreach_norm([grad for _, grad in pairs])
-            self._squares.append(torch.stack([norm.to(self.flat.dtype) for norm in norms]).square().sum())
+            if self._measures:
+                norms = torch._foreach_norm([grad for _, grad in pairs])
+                self._squares.append(torch.stack([norm.to(self.flat.dtype) for norm in norms]).square().sum())
             for view, grad in pairs:
                 view.add_(grad, alpha=weight)
             self._present += torch.tensor([each.grad is not None for each in self.parameters], device=self.flat.device)
@@ -121,7 +123,7 @@ class Gradients:
         """
         if size > 1:  # each worker is one part
             share = self._samples / batch
-            squares, inverses, parts = self._norm(share), 1 / self._samples, 1
+            squares, inverses, parts = self._norm(share), 1 / self._samples, int(self._measures)
             for change, buffer, before in zip(self._changes, self.buffers, self._before, strict=True):
                 weight = share if buffer.is_floating_point() else float(rank == 0)
                 new, old = buffer.to(change.dtype), before.to(change.dtype)
@@ -144,7 +146,7 @@ class Gradients:
     def _norm(self, share: float) -> float:
         """Return the square of the norm of a mean over this share."""
         gradient = self.flat[: self.count]
-        return float(gradient.dot(gradient)) / share**2
+        return float(gradient.dot(gradient)) / share**2 if self._measures else 0.0
 
 
 def _wait(tensor: Any) -> None:

@@ -81,7 +81,7 @@ class TrainingWorker:
 
 
 @dataclass
-class SizeChange:
+class RequestedSize:
     """A change that was requested and is not done yet."""
 
     number: int
@@ -100,7 +100,7 @@ class ElasticLauncher:
         self._command, self._settings = list(command), settings
         self._workers: list[TrainingWorker] = []
         self._members: list[TrainingWorker] = []
-        self._change: SizeChange | None = None
+        self._change: RequestedSize | None = None
         self._seen: tuple[int, int] | None = None
         self._number = self._generation = self._batch = 0
         self._status: int | None = None
@@ -236,7 +236,7 @@ class ElasticLauncher:
             by_s = float(request.get("by_s") or "inf")
         except (OSError, ValueError, KeyError, TypeError):
             return  # nothing is requested, or nothing that can be read
-        self._change = SizeChange(number, [], [], batch, by_s)
+        self._change = RequestedSize(number, [], [], batch, by_s)
         if self._settings["nodes"] > 1:
             self._refuse("on several nodes a size changes by a checkpoint and a restart")
         elif reason := refuse_sizes(self._settings, batch or self._batch, len(devices)):
