@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -203,10 +204,10 @@ def judge(
         return [replace(each, first=first, second=second) for each, (first, second) in zip(found, steps, strict=True)]
 
     began = time.process_time()
-    pool, about = (trials, devices, profiles), {"seed": seed, "forecast": forecast}
-    found = compare_target_rules(*pool, rules={"targets": ours}, **about)
+    about: dict[str, Any] = {"progress": lambda _: None, "seed": seed, "forecast": forecast}
+    found = compare_target_rules(trials, devices, profiles, rules={"targets": ours}, **about)
     wrong = {"wrong": needs_known(misled(ours, count, seed), trials, profiles)}
-    missed = simulate_rules(wrong, *pool, progress=lambda _: None, **about)
+    missed = simulate_rules(wrong, trials, devices, profiles, **about)
     found = replace(found, outcomes={**found.outcomes, **missed})
     took_s = time.process_time() - began
     equal, base = [found.times_s(EQUAL, tier) for tier in (0, 1)], found.outcomes[EQUAL]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import helios_task
 import pytest
 
 from helios.app.controllers import YIELDS_MEMORY
@@ -16,6 +21,7 @@ from helios.app.modes import PAUSE_FILE, RELEASED_FILE, set_mode
 from helios.app.operations import Operations
 from helios.control import CycleReport
 from helios.model import Mode
+from helios.model.targets import read_note
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 from tests.live.test_acting import RELEASE, Helios
@@ -36,6 +42,33 @@ while [ $work -lt {second} ]; do
     work=$((work + 1)); [ $work -eq {first} ] && tell
 done
 """
+PROGRAM = """
+import json, pathlib, sys, time
+import helios_task
+helios_task.watch_signals()
+helios_task.checkpoint_folder(sys.argv[1])
+latest = helios_task.latest_checkpoint()
+step, weight = json.loads(latest.read_text()) if latest else (0, 0.0)
+print("from", step, flush=True)
+for step in range(step + 1, 100_000):
+    weight += 0.2 * (1 - weight)
+    helios_task.report(step=step, acc=weight)
+    time.sleep(0.2)
+    request = helios_task.requested()
+    if request:
+        with helios_task.save_checkpoint("model.json", step=step) as path:
+            path.write_text(json.dumps([step, weight]))
+    if request in ("pause", "stop"):
+        break
+"""
+REFUSES = """
+function slurm_job_submit() return slurm.SUCCESS end
+function slurm_job_modify(wanted, job)
+  if job.name == "silent" and wanted.comment ~= nil then return slurm.ERROR end
+  return slurm.SUCCESS
+end
+"""
+"""A site's rule that a user may not change the comment of a job of this name."""
 PARTITIONS = "\n".join(
     f"PartitionName={name} Nodes={node} MaxTime=7-0 DefMemPerCPU=100 PriorityJobFactor=1"
     for name, node in (("gpu", "n1"), ("other", "n2"))
@@ -70,6 +103,19 @@ class Site(Helios):
         words = ["--parsable", "--time=60", "--gres=gpu:1", "--mem=50", "--output=/dev/null", "--requeue"]
         words += [f"--partition={partition}", f"--comment={comment}", *options]
         return self.rig.run("sbatch", *words, user=user, given=script).strip()
+
+    def train_with_helios_task(self, *options: str) -> tuple[str, Path]:
+        """Submit a job of two GPUs that trains with ``helios_task``, and return it with its log."""
+        folder = Path(self.run_as_alice("mktemp", "-d", "-p", str(self.rig.folder / "training")))
+        for name, text in (("train.py", PROGRAM), ("helios_task.py", Path(helios_task.__file__).read_text())):
+            (folder / name).write_text(text)
+        words = ["--parsable", "--time=60", "--gres=gpu:2", "--mem=50", "--requeue", "--partition=gpu"]
+        words += [f"--output={folder}/log", "--open-mode=append", "--comment=helios:target=acc>=0.9;yield=USR2"]
+        words += [*options, f"--wrap=srun python3 {folder}/train.py {folder}/saved"]
+        return self.run_as_alice("sbatch", *words), folder / "log"
+
+    def run_as_alice(self, *words: str) -> str:
+        return self.rig.run(*words, user="alice").strip()
 
     def comment(self, job: str) -> str:
         return self.rig.run("squeue", "-h", "-j", f"{job},{job}", "-o", "%k").strip()
@@ -124,7 +170,9 @@ class Site(Helios):
 @pytest.fixture(scope="module")
 def rig_of_two() -> Iterator[Rig]:
     skip_without_slurm()
-    rig = Rig(roomy_folder(), settings={"NODES": "2", "GPUS": "2", "PARTITIONS": PARTITIONS})
+    script = roomy_folder() / "job_submit.lua"
+    script.write_text(REFUSES)
+    rig = Rig(roomy_folder(), settings={"NODES": "2", "GPUS": "2", "PARTITIONS": PARTITIONS, "LUA": str(script)})
     try:
         rig.control("up")
         folder = rig.folder / "training"
@@ -262,6 +310,24 @@ def test_a_kill_switch_between_request_and_requeue_ends_it(
     assert "nothing was done" in site.why(asked)
 
 
+def test_a_forged_value_reaches_no_target(site: Site, crowd: tuple[str, ...]) -> None:
+    for job, forged in zip(crowd, ("at=nan,step=1", "at=1e999,step=1e308,checkpoint=99999999999"), strict=False):
+        site.tell(job, f"{TARGET};{forged}")
+    for _ in range(3):
+        assert site.yields(site.cycle()) == {}
+    for job in crowd[:2]:
+        assert "it has not reached its first target" in site.why(job)
+
+
+def test_a_checkpoint_of_the_future_confirms_none(site: Site, crowd: tuple[str, ...]) -> None:
+    for job in crowd[:2]:
+        site.tell(job, f"{TARGET};at=0.95,step=1e308,checkpoint=99999999999")
+    through = site.another(yield_checkpoint_s=1)
+    asked = next(job for job, what in site.cycle_that_yields(through).items() if what.startswith("done: asked"))
+    site.rig.until(lambda: "confirmed no checkpoint" in site.yields(site.cycle(through)).get(asked, ""))
+    through.cycles.site.close()
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -294,6 +360,85 @@ def test_a_job_yields_once_its_checkpoint_is_confirmed(empty: Site) -> None:
     assert f"asked to yield to job {waits}: requeued at" in empty.why(one)
 
 
+def test_a_program_with_helios_task_yields_and_goes_on(empty: Site) -> None:
+    job, log = empty.train_with_helios_task()
+    empty.rig.until(lambda: reached(empty.comment(job)))
+    waits = empty.train(first=1_000)
+    empty.wait_for(waits, "Resources", "Priority")
+    assert empty.ask() == job
+    saved = read_note(empty.comment(job))
+    empty.rig.until(lambda: "requeued, and read back" in empty.yields(empty.cycle()).get(job, ""))
+    empty.rig.until(lambda: empty.rig.job_state(waits) == "RUNNING")
+    empty.rig.run("scancel", waits)
+    empty.rig.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)  # Slurm lets it wait two minutes
+    empty.rig.until(lambda: log.read_text().count("from ") == 2)
+    first, again = re.findall(r"from (\d+)", log.read_text())
+    assert saved is not None and saved.step is not None
+    assert (int(first), int(again) >= saved.step > 0) == (0, True)
+
+
+def test_who_may_not_change_the_comment_is_told_and_not_asked(empty: Site) -> None:
+    job, log = empty.train_with_helios_task("--job-name=silent")
+    empty.rig.until(lambda: log.exists() and "Slurm could not be told" in log.read_text())
+    waits = empty.train(first=1_000)
+    empty.wait_for(waits, "Resources", "Priority")
+    assert empty.yields(empty.cycle()) == {}
+    assert "it has not reached its first target" in empty.why(job)
+    assert "nothing reported yet" in empty.why(job)
+
+
+def test_jobs_in_a_reservation_are_left(empty: Site) -> None:
+    words = ("reservationname=theirs", "users=alice", "nodes=n1", "starttime=now", "duration=60")
+    empty.rig.run("scontrol", "create", "reservation", *words)
+    try:
+        for _ in range(2):
+            empty.train(comment="", partition="other")
+        reserved = [empty.train("--reservation=theirs") for _ in range(2)]
+        empty.rig.until(lambda: all("at=0.95" in empty.comment(job) for job in reserved))
+        assert_left(empty, reserved[0], "it is of reservation theirs")
+    finally:
+        empty.rig.empty()
+        empty.rig.run("scontrol", "delete", "reservation=theirs")
+
+
+def test_heterogeneous_jobs_are_left(empty: Site) -> None:
+    job = empty.train("--gres=gpu:2", ":", "--gres=gpu:2", "--mem=50", "--partition=gpu", partition="other")
+    empty.rig.until(lambda: "at=0.95" in empty.comment(job))
+    assert_left(empty, job, "heterogeneous")
+
+
+def assert_left(site: Site, job: str, why: str) -> None:
+    """Check that a job is not asked while another one waits that could have its GPUs."""
+    site.wait_for(site.train(first=1_000, partition="gpu,other"), "Resources", "Priority")
+    for _ in range(3):
+        assert site.yields(site.cycle()) == {}
+    assert why in site.why(job)
+
+
+def test_a_requeue_that_does_not_happen_is_noticed(
+    empty: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm says that it did it, and did not."""
+    program = tmp_path / "scontrol"
+    program.write_text(f'#!/bin/sh\n[ "$1" = requeue ] || exec {shutil.which("scontrol")} "$@"\n')
+    program.chmod(0o755)
+    one, other, _ = empty.crowd()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("helios.control.yields.CONFIRM_S", 1)
+    through = empty.another()  # which finds the commands anew
+    reports: list[CycleReport] = []
+
+    def is_noticed() -> bool:
+        reports.append(empty.cycle(through))
+        return any("none was seen" in outcome for outcome in empty.yields(reports[-1]).values())
+
+    empty.rig.until(is_noticed)
+    through.cycles.site.close()
+    assert reports[-1].memory.breaker.bad_in_row == 1
+    assert empty.restarts(one, other) == ["0", "0"]
+    assert "a requeue was meant, and none was seen" in empty.why(one)
+
+
 def test_without_a_checkpoint_nothing_is_done(empty: Site) -> None:
     one, other, _ = empty.crowd(on_signal=":")
     through = empty.another(yield_checkpoint_s=1, yield_most_per_hour=1)
@@ -321,8 +466,10 @@ def test_an_operator_may_ask_and_requeue_and_other_users_may_not(empty: Site) ->
     empty.rig.until(lambda: "at=0.95" in empty.comment(job))
     empty.rig.run("sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=operator")
     signal, requeue = ("scancel", "--signal=USR2", "--batch", job), ("scontrol", "requeue", "Incomplete", job)
-    for words in (signal, requeue):
-        assert "denied" in empty.rig.run(*words, user="bob", check=False).lower()
+    comment = ("scontrol", "update", f"jobid={job}", f"comment={TARGET};at=0.99")
+    for words in (signal, requeue, comment):
+        answer = empty.rig.run(*words, user="bob", check=False).lower()
+        assert "denied" in answer or "invalid user" in answer
     assert empty.restarts(job) == ["0"]
     empty.rig.until(lambda: not empty.rig.run(*signal, user="carol", check=False))
     empty.rig.until(lambda: "checkpoint=" in empty.comment(job))
@@ -356,10 +503,12 @@ def test_jobs_that_did_not_opt_in_are_left(empty: Site) -> None:
 def test_first_targets_come_earlier_and_others_are_untouched(empty: Site) -> None:
     """The partition outside of the canary has the same jobs at the same time."""
     empty.set(Mode.CANARY, partitions=("gpu",))
+    for _ in range(2):
+        empty.cycle()  # the first ones of a process are slow, and ask nobody
     bystander = empty.rig.submit(user="bob", gpus=0, partition="gpu", seconds=600)
     empty.rig.until(lambda: empty.rig.job_state(bystander) == "RUNNING")
     before, began = fields(empty, bystander), time.time()
-    jobs = {name: [empty.train(first=4, second=20, partition=name) for _ in range(4)] for name in ("other", "gpu")}
+    jobs = {name: [empty.train(first=4, second=40, partition=name) for _ in range(4)] for name in ("other", "gpu")}
     files = {name: [empty.rig.folder / "training" / f"{job}.first" for job in of] for name, of in jobs.items()}
 
     def all_delivered() -> bool:
@@ -372,6 +521,10 @@ def test_first_targets_come_earlier_and_others_are_untouched(empty: Site) -> Non
     assert mean["gpu"] < 0.8 * mean["other"]
     assert empty.restarts(*jobs["other"]) == ["0"] * 4
     assert fields(empty, bystander) == before
+
+
+def reached(comment: str) -> bool:
+    return (note := read_note(comment)) is not None and bool(note.reached)
 
 
 def fields(site: Site, job: str) -> dict[str, str]:

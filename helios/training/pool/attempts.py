@@ -25,7 +25,7 @@ def count_parts(devices: Sequence[Device]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeChange:
+class PendingResize:
     """A change of a trial's devices that is under way.
 
     Attributes
@@ -103,7 +103,7 @@ class Attempt:
     """Whether its program has told of its size, so that it can change in place."""
     told: list[Mapping[str, Any]] = field(default_factory=list)
     """What it has told of its size since that was looked at."""
-    change: SizeChange | None = None
+    change: PendingResize | None = None
     sized_s: float = 0.0
     """When its devices changed last, s since the epoch."""
     kept_until_s: float = 0.0

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from helios.training.model import NUMBERS, Device, ResizeTrial, StartTrial, TrialState, node_name
-from helios.training.pool.attempts import Attempt, Attempts, SizeChange
+from helios.training.pool.attempts import Attempt, Attempts, PendingResize
 from helios.training.pool.clock import steady_s
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
@@ -35,7 +35,7 @@ class Resizing:
     def __init__(self, *, sweeps: Sweeps, attempts: Attempts, launcher: Launcher, notes: Notes) -> None:
         self._sweeps, self._attempts, self._launcher, self._notes = sweeps, attempts, launcher, notes
         self._numbers = count(1)
-        self._restarts: dict[int, tuple[Attempt, SizeChange]] = {}
+        self._restarts: dict[int, tuple[Attempt, PendingResize]] = {}
 
     def ask(self, action: ResizeTrial) -> None:
         """Ask a trial to change to other devices, if it may."""
@@ -57,24 +57,16 @@ class Resizing:
             return
         kept = any(each in attempt.devices for each in devices)  # whose worker hands its state over
         in_place = attempt.is_elastic and kept and [*attempt.nodes] == [*{node_name(each.name) for each in devices}]
-        change = SizeChange(
-            number=next(self._numbers),
-            devices=devices,
-            before=attempt.devices,
-            by_s=now + ANSWER_S,
-            in_place=in_place,
-            reason=action.reason,
-        )
+        attempt.change = self._change(attempt, devices, in_place=in_place, reason=action.reason)
+        attempt.share = None
         self._publish("resizing", attempt, devices=[each.name for each in devices], reason=action.reason)
-        attempt.change, attempt.share = change, None
-        self._hold(attempt, (*attempt.devices, *(each for each in devices if each not in attempt.devices)))
+        self._hold(attempt, (*attempt.devices, *new))
         if in_place:
-            with suppress(OSError):  # a full disk: there is no answer
-                self._write_request(attempt, change)
+            self._write_request(attempt, attempt.change)
             return
         attempt.why = action.reason
         attempt.request(TaskRequest.PAUSE)
-        self._restarts[action.number] = attempt, change
+        self._restarts[action.number] = attempt, attempt.change
 
     def work(self) -> None:
         """Take answers, and give up waiting for those that do not come."""
@@ -127,10 +119,16 @@ class Resizing:
         for trials in self._sweeps:
             trials.changed |= bool(gone)
 
-    def _write_request(self, attempt: Attempt, change: SizeChange) -> None:
-        environments = self._launcher.worker_environments(change.devices)
-        path, by_s = attempt.folder / "requests", round(change.by_s, 3)
-        write_request(path, TaskRequest.RESIZE, number=change.number, devices=environments, by_s=by_s)
+    def _change(self, attempt: Attempt, devices: tuple[Device, ...], *, in_place: bool, reason: str) -> PendingResize:
+        number, by_s = next(self._numbers), round(steady_s() + ANSWER_S, 3)
+        return PendingResize(
+            number=number, devices=devices, before=attempt.devices, by_s=by_s, in_place=in_place, reason=reason
+        )
+
+    def _write_request(self, attempt: Attempt, change: PendingResize) -> None:
+        about = {"number": change.number, "devices": self._launcher.worker_environments(change.devices)}
+        with suppress(OSError):  # a full disk: there is no answer
+            write_request(attempt.folder / "requests", TaskRequest.RESIZE, **about, by_s=change.by_s)
 
     def _take(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Take what a program tells of its size."""
@@ -147,23 +145,8 @@ class Resizing:
             pause_s = message.get("pause_s")
             self._record(attempt, float(pause_s) if isinstance(pause_s, int | float) else None, in_place=True)
         elif change is None and isinstance(message.get("number"), int) and not attempt.is_asked_to_end:
-            self._return(attempt)
-
-    def _return(self, attempt: Attempt) -> None:
-        """Ask a trial that changed too late to go back.
-
-        Others may have the devices.
-        """
-        by_s = steady_s() + ANSWER_S
-        attempt.change = SizeChange(
-            number=next(self._numbers),
-            devices=attempt.devices,
-            before=attempt.devices,
-            by_s=by_s,
-            in_place=True,
-            reason="too late",
-        )
-        with suppress(OSError):
+            # It changed when it was too late, and others may have the devices: it is asked to go back.
+            attempt.change = self._change(attempt, attempt.devices, in_place=True, reason="")
             self._write_request(attempt, attempt.change)
 
     def _shrink(self, attempt: Attempt, count: int, message: Mapping[str, Any]) -> None:
@@ -182,7 +165,7 @@ class Resizing:
         self._notes.note(f"Trial {attempt.trial.label} goes on with {len(kept)} devices: {message['lost']}"[:500])
         self._record(attempt, None, in_place=True)
 
-    def _give_up(self, attempt: Attempt, change: SizeChange, why: str) -> None:
+    def _give_up(self, attempt: Attempt, change: PendingResize, why: str) -> None:
         """Have a trial keep its size."""
         attempt.change, attempt.kept_until_s = None, steady_s() + REFUSED_S
         self._restarts.pop(attempt.trial.number, None)
@@ -194,16 +177,14 @@ class Resizing:
         self._publish("kept_size", attempt, devices=[each.name for each in change.before], reason=why)
         self._notes.note(f"Trial {attempt.trial.label} keeps its {len(change.before)} devices: {why}")
 
-    def _start_again(self, attempt: Attempt, change: SizeChange) -> None:
+    def _start_again(self, attempt: Attempt, change: PendingResize) -> None:
         """Start a trial that has paused for it on its new devices."""
         trial = self._sweeps.of(attempt.trial.number).waiting.get(attempt.trial.number)
         if trial is None or trial.state is not TrialState.PAUSED or self._attempts.stop_reason:
             return
-        names = tuple(each.name for each in change.devices)
-        limit_mib = attempt.limit_mib
-        self._launcher.start(
-            StartTrial(number=trial.number, devices=names, memory_limit_mib=limit_mib, reason=change.reason)
-        )
+        names, limit_mib = tuple(each.name for each in change.devices), attempt.limit_mib
+        start = StartTrial(number=trial.number, devices=names, memory_limit_mib=limit_mib, reason=change.reason)
+        self._launcher.start(start)
         if (started := self._attempts.running.get(trial.number)) is not None:
             started.restarted_s = started.began_s
 
@@ -222,11 +203,7 @@ class Resizing:
         attempt.trial = replace(
             attempt.trial, elastic=replace(elastic, restarts=elastic.restarts + 1, change_s=change_s)
         )
-        about: dict[str, Any] = {
-            "devices": list(attempt.trial.devices),
-            "pause_s": pause_s,
-            "in_place": in_place,
-        }
+        about: dict[str, Any] = {"devices": list(attempt.trial.devices), "pause_s": pause_s, "in_place": in_place}
         trials = self._sweeps.of(attempt.trial.number)
         trials.state.record_resized(attempt.trial.number % NUMBERS, **about)
         trials.changed = True

@@ -518,20 +518,14 @@ def _elastic(table: _SweepTable) -> ElasticProgram | None:
             raise _Refused(f"{key} = [{low}, {high}] is no range above 0", "elastic", key, hint=hint)
     if elastic.least > elastic.most:
         raise _Refused(f"least is {elastic.least} and most is {elastic.most} devices", "elastic", "least")
-    (smallest, largest), (least, _) = elastic.batch, elastic.local_batch
-    for devices, batch, which in ((elastic.least, smallest, "smallest"), (elastic.most, largest, "largest")):
-        if devices * least > batch:
-            about = f"{devices} devices of at least {least} samples are more than the {which} batch, {batch}"
-            hint = f"Write at most {batch // least} devices, a smaller local_batch or a larger batch."
-            raise _Refused(about, "elastic", "least" if which == "smallest" else "most", hint=hint)
-    return ElasticProgram(
-        least=elastic.least,
-        most=elastic.most,
-        batch=(smallest, largest),
-        local_batch=(least, elastic.local_batch[1]),
-        epochs=elastic.epochs,
-        every_s=float(elastic.every_s),
-    )
+    samples = elastic.local_batch[0]
+    for key, batch, which in (("least", elastic.batch[0], "smallest"), ("most", elastic.batch[1], "largest")):
+        if (devices := getattr(elastic, key)) * samples > batch:
+            about = f"{devices} devices of at least {samples} samples are more than the {which} batch, {batch}"
+            hint = f"Write at most {batch // samples} devices, a smaller local_batch or a larger batch."
+            raise _Refused(about, "elastic", key, hint=hint)
+    sizes = {"batch": tuple(elastic.batch), "local_batch": tuple(elastic.local_batch)}
+    return ElasticProgram(**{**elastic.model_dump(), **sizes, "every_s": float(elastic.every_s)})
 
 
 def _size(value: Any) -> int:

@@ -35,6 +35,7 @@ from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.targets import SweepTarget
+from helios.training.sizes.model import ElasticState
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""
@@ -140,6 +141,7 @@ class SweepTrials:
         self.unreported: list[TrialRecord] = []
         self.exhausted = self.changed = False
         self._durations: list[float] = []
+        self._elastic: dict[str, ElasticState] = {}  # what was measured last, by family
         self.usual_s: float | None = None
         self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
         self._hold, self._shown = "", ("", dict[str, Any]())
@@ -241,7 +243,7 @@ class SweepTrials:
         return {"number": number % NUMBERS, "sweep": self.source.name}
 
     def _wait(self, record: TrialRecord) -> None:
-        self.waiting[self.pool_number(record)] = self._trial(record)
+        self.waiting[self.pool_number(record)] = self._with_family(self._trial(record))
 
     def run_again(self, record: TrialRecord, order: PoolOrder) -> None:
         """Have a trial that has ended run again, as somebody ordered.
@@ -332,6 +334,14 @@ class SweepTrials:
             if self.sweep.elastic is None
             else first_state(self.sweep.elastic, record, self.folder(record.number) / "report.jsonl"),
         )
+
+    def _with_family(self, trial: Trial) -> Trial:
+        """Return a trial that has measured nothing with what its family has."""
+        known = self._elastic.get(trial.family)
+        if known is None or trial.elastic is None or trial.elastic.measured:
+            return trial
+        elastic = replace(trial.elastic, measured=known.measured, gradient=known.gradient, most=known.most)
+        return replace(trial, elastic=elastic)
 
     def expect(self) -> None:
         """Update the forecasts by the pool's own trials."""
@@ -474,6 +484,9 @@ class SweepTrials:
         if self._forecast is not None:
             self._runs.append(ended)
         record = self.record(attempt.trial.number)
+        if attempt.trial.elastic is not None:
+            self._elastic[attempt.trial.family] = attempt.trial.elastic
+            self.waiting.update({number: self._with_family(trial) for number, trial in self.waiting.items()})
         self.changed = True
         if not record.ended:
             self._wait(record)

@@ -308,8 +308,8 @@ class _Decision:
         mean_weight = max(EPSILON, weighted.sum() / work.sum()) if work.any() else 1.0
         weight = np.divide(weighted, work * mean_weight, out=np.ones(len(work)), where=work > 0)
         rates = np.where(self._fitting_groups()[:, None], self.speeds.rates, 0.0)
-        plans = any(device.kind != "cpu" for device in self.devices)  # a CPU's slots are filled without a plan
-        price, time_s = least_device_time(rates, work if plans else 0 * work)
+        # A CPU's slots are filled without a plan.
+        price, time_s = least_device_time(rates, work * any(device.kind != "cpu" for device in self.devices))
         self.worth, self.is_planned = self.speeds.rates @ (price * weight), time_s > 0
         self.planned_s = float(time_s.sum()) / max(1, len(self.devices))
 

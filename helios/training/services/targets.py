@@ -43,8 +43,9 @@ LEAST_SHARE = 0.01
 """Smallest share of a device's time."""
 LEAST_NEED_S, MOST_NEED_S = 1.0, 1e9
 """Needs below and above which none is nearer than another, s."""
-LONGER = 25.0
-"""A need of which nothing is known is at least so many times what the trial took so far."""
+UNKNOWN, LONGER = 0.5, 25.0
+"""A need of which nothing is known is this part of the median one, so that it is tried, but at least so many times what
+the trial took so far."""
 SHARPNESS = 6.0
 """Power of 1 / need by which shares of time go. Weights go by the first, as they are what a second of work is worth."""
 CHANGE = 0.2
@@ -252,7 +253,7 @@ def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: Targe
     usual_s = median([client.need_s for client in clients if client.need_s is not None] or [LEAST_NEED_S])
     for client in clients:
         least_s = LONGER * max((took_s.get(trial.number, 0.0) for trial in client.trials), default=0.0)
-        client.fill(max(usual_s, least_s))
+        client.fill(max(UNKNOWN * usual_s, least_s))
     weights = _parts(clients, options, 1.0, snapshot.now_s)
     parts = _parts(clients, options, SHARPNESS, snapshot.now_s)
     return {
@@ -358,12 +359,8 @@ def _parts(clients: Sequence[_Client], options: TargetOptions, sharpness: float,
     free = 1.0 - sum(parts.values())
     # The next is who brings most for a second: a second target that is very near goes before a first one that is far.
     chosen, count = [*waiting, *others] or clients, len(waiting)
-    worths = [1.0] * count + [options.between if waiting else 1.0] * (len(chosen) - count)
-    least_s = min((client.need_s or LEAST_NEED_S for client in chosen), default=LEAST_NEED_S)
-    powers = [
-        client.importance * (worth * least_s / (client.need_s or LEAST_NEED_S)) ** sharpness
-        for client, worth in zip(chosen, worths, strict=True)
-    ]
+    rates = [(options.between if waiting and each.tier else 1.0) / (each.need_s or LEAST_NEED_S) for each in chosen]
+    powers = [each.importance * (rate / max(rates)) ** sharpness for each, rate in zip(chosen, rates, strict=True)]
     firsts, seconds = sum(powers[:count]), sum(powers[count:])
     most = min(1.0, firsts / seconds) if waiting and seconds else 1.0  # half is of who waits for a first target
     for place, (client, power) in enumerate(zip(chosen, powers, strict=True)):

@@ -49,7 +49,7 @@ def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
             speedups = reached[:-1] / reached[-1]
         age = snapshot.now_s - state.submit_s
         kept = allowed == len(job.placement)
-        trained = max(age - state.restarts * state.change_s, 0) / (age + state.change_s)
+        trained = max(age - state.restarts * state.change_s, 0) / max(age + state.change_s, 1)
         speedups = speedups * np.where(kept, 1, trained) * len(snapshot.nodes) / snapshot.gpus
         gains[job.name] = allowed, 1 / LEAST_SPEEDUP - 1 / (speedups + LEAST_SPEEDUP)
     return _place_best(snapshot, gains)
@@ -92,7 +92,7 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
         now = allowed <= job.state.most
         lasts = np.full(len(allowed), KEPT_S)
         if job.placement and job.state.remaining is not None:
-            lasts = np.minimum(lasts, job.state.remaining / goodputs)
+            lasts = np.clip(job.state.remaining / goodputs, 1.0, KEPT_S)
         kept = np.where(allowed == len(job.placement), 1, lasts / (lasts + job.state.change_s))
         gains[job.name] = allowed[now], (price * kept * goodputs)[now]
     first = 1 + sum(job.weight for job in known)
@@ -190,7 +190,7 @@ def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes) ->
     There are none before its first step.
     """
     state = job.state
-    if state.gradient is None:
+    if state.gradient is None or not state.measured:
         return sizes[:0], np.array([])
     allowed = sizes[(sizes >= state.least) & (sizes <= max(state.limits.most_gpus, state.most))]
     goodputs = _corrected(state.measured, state.gradient, state.limits, tuple(allowed), snapshot.gpus_per_node)

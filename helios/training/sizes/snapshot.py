@@ -33,7 +33,9 @@ class Training:
     def goodput(self) -> Goodput | None:
         """What it would reach on other sizes, missing before the first step."""
         known = self.state
-        return Goodput(fit_speed(known.measured), known.gradient, known.limits) if known.gradient else None
+        if known.gradient is None or not known.measured:
+            return None
+        return Goodput(fit_speed(known.measured), known.gradient, known.limits)
 
 
 @dataclass(frozen=True, slots=True)

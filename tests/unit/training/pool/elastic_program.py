@@ -3,7 +3,8 @@
 It makes a step every twentieth of a second until ``go`` is there, and notes what it was given in ``seen``. ``HOW`` is
 ``takes`` or ``refuses`` for its answer to a resize, ``deaf`` for none, or ``plain`` for a program without the agent.
 ``slow`` takes when ``answer`` is there, ``large`` takes 250 MiB with its first change, and keeps them.
-``takes`` loses a worker when ``lose`` is there. ``kills`` kills what started it on a node that is not the first.
+``late`` takes a growth two seconds too late. ``takes`` loses a worker when ``lose`` is there. ``kills`` kills what
+started it on a node that is not the first.
 """
 
 import json
@@ -74,6 +75,8 @@ while not Path("go").exists():
     ):
         answered = request["number"]
         note(request=request)
+        while how == "late" and time.time() < request["by_s"] + 2 and len(request["devices"]) > 1:
+            time.sleep(0.05)
         if how == "refuses":
             report(answer="resize", elastic={"number": answered, "refused": "its batch does not fit"})
         else:

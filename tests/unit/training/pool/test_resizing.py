@@ -316,3 +316,38 @@ def test_a_target_that_is_reached_while_a_trial_changes_is_delivered_afterwards(
     ]
     assert told == ["resizing", "target", "resized", "delivered"]
     assert int((tmp_path / "pool" / "deliverable" / "step").read_text()) >= 100
+
+
+def test_a_trial_knows_what_another_of_its_family_has_measured(tmp_path: Path) -> None:
+    seen_of: dict[int, Trial] = {}
+
+    def decide(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        if snapshot.trials[0].progress is not None:
+            (tmp_path / "go").touch()
+        seen_of.update((trial.number, trial) for trial in snapshot.trials if trial.state is TrialState.WAITING)
+        return fixed_slots(snapshot)
+
+    sweep = replace(elastic_sweep(tmp_path), parameters={"how": ("takes",), "seed": (1, 2)})
+    run(replace(sweep, command=(*sweep.command, "{seed}")), devices=FOUR[:1], decide=decide)
+    first, second = (seen_of[number].elastic for number in (0, 1))
+    assert first is not None and second is not None
+    assert first.measured == ()
+    assert [run.gpus for run, _ in second.measured] == [1]
+    assert (second.most, second.restarts, second.gpu_s) == (2, 0, 0.0)
+
+
+def test_a_change_that_comes_too_late_is_asked_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizing, "ANSWER_S", 0.5)
+    monkeypatch.setattr(resizing, "LATE_S", 0.1)
+
+    def act(_: Coordinator, event: Mapping[str, Any]) -> None:
+        if event["event"] == "kept_size":
+            monkeypatch.setattr(resizing, "ANSWER_S", 60.0)
+        if event["event"] == "resized":
+            (tmp_path / "go").touch()
+
+    watched = Watched(act)
+    run(elastic_sweep(tmp_path, "late"), devices=FOUR, decide=Resizes(("cpu:0", "cpu:1")), watched=watched)
+    told = [event for event in watched.events if event["event"] in {"kept_size", "resized"}]
+    assert [(event["event"], event["devices"]) for event in told] == [("kept_size", ["cpu:0"]), ("resized", ["cpu:0"])]
+    assert [len(line["request"]["devices"]) for line in seen(tmp_path) if "request" in line] == [2, 1]

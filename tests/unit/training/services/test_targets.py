@@ -129,6 +129,11 @@ def test_unknown_needs_share_equally() -> None:
     assert [*found.values()] == pytest.approx([1 / 3] * 3, abs=1e-3)
 
 
+def test_what_is_not_known_yet_is_tried() -> None:
+    found = shares(task(0, needs(900)), task(1, None), task(2, needs(900)))
+    assert found[1] > 0.5
+
+
 def test_a_diverged_trial_holds_nobody_up() -> None:
     lost = StepsToTarget(p10=math.inf, p50=math.inf, p90=math.inf, reached=0.0)
     found = shares(task(0, lost), task(1, needs(900)), task(2, needs(900)))

@@ -83,3 +83,15 @@ def test_goodput_is_what_was_measured_where_a_job_ran(monkeypatch: pytest.Monkey
     exact, slow = (((run, StepTime(seconds, 0.0)),) for seconds in (0.2, 0.4))
     taken, seen = (rules._corrected(measured, NOISY, LIMITS, (1, 2), 4) for measured in (exact, slow))
     assert (seen / taken).tolist() == pytest.approx([0.5, 1.0])
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_odd_states_are_decided_without_odd_numbers(rule: str) -> None:
+    jobs = (
+        learned(0, 0.0, 0, change_s=0.0, submit_s=3600.0),  # at its end, and just submitted
+        training(1, (0,), gradient=NOISY),  # tells no times of steps
+        training(2, (0,), measured=MEASURED),
+        training(3, least=5, most=6),  # no size fits
+    )
+    with np.errstate(divide="raise", invalid="raise"):
+        assert sum(sizes(rule, *jobs)) <= 8
