@@ -28,12 +28,12 @@ BUDGET = {
     "cli": 2_900,
     "testing": 1_400,
     "web": 870,
-    "training": 17_900,
+    "training": 18_300,
     "study": 5_500,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what. Of training's, 3,500 are pools that can be asked, spaces that grow, curves, shares, placements, data loaders
-and several sweeps in one pool; 900 more are targets, 3,000 elastic sizes (2,000 asked).
+and several sweeps in one pool; 900 more are targets, 3,000 elastic sizes, where 2,000 were asked.
 Of control's, 300 are running jobs that yield, and their rails."""
 GROWTH = 0.05
 GOALS = {"core": 46_500, "training": 13_000, "study": 5_500}

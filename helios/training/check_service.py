@@ -309,16 +309,16 @@ def _resize_faults(actions: list[ResizeTrial], elastic: dict[int, Trial], pool: 
 
 def _size_faults(actions: list[PoolAction], elastic: dict[int, Trial], pool: PoolSnapshot) -> Iterator[str]:
     """Yield faults of the devices that elastic trials get, one action after another."""
-    names = {device.name for device in pool.devices}
+    slots = {device.name: device.slots for device in pool.devices}
     held = {lead.number: lead.devices for lead, *_ in by_process(pool.trials)}
     for action in actions:
         held.pop(action.number, None)
         if isinstance(action, StartTrial | ResizeTrial):
-            used = {name for devices in held.values() for name in devices}
-            if not action.devices or len({*action.devices}) < len(action.devices) or {*action.devices} - names:
+            used = Counter(name for devices in held.values() for name in devices)
+            if not action.devices or len({*action.devices}) < len(action.devices) or {*action.devices} - slots.keys():
                 yield f"it gives trial {action.number} {action.devices}; name devices of the snapshot, each once"
-            elif used & {*action.devices}:
-                yield f"it gives trial {action.number} devices that others have: {sorted(used & {*action.devices})}"
+            elif full := sorted(name for name in action.devices if used[name] >= slots[name]):
+                yield f"it gives trial {action.number} devices whose slots others have: {', '.join(full)}"
             known = elastic[action.number].elastic
             if known is not None and len(action.devices) > known.most:
                 yield f"it gives trial {action.number} {len(action.devices)} devices, above {known.most}"

@@ -97,6 +97,41 @@ class ServiceOptions:
         return {"service": service, "options": options}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesOptions:
+    """Options of simulating trials that change their size."""
+
+    elastic: Annotated[
+        bool, Option("--elastic", help="Ask what changing sizes bring, beside fixed ones. See docs/elastic.md.")
+    ] = False
+    gpus_per_node: Annotated[
+        int | None, Option(min=1, help="GPUs of a node, for --elastic. Default: all are of one.")
+    ] = None
+    profiles: Annotated[
+        Path | None,
+        Option(
+            help="Folder with a measured profile for each sweep's name, for --elastic. Default: as earlier runs tell."
+        ),
+    ] = None
+    report: Report = None
+
+    def simulate(self, sweeps: Sequence[Path], *, as_json: bool, **arguments: Any) -> None:
+        """Simulate sweeps with changing and with fixed sizes, and print what that came to."""
+        from helios.training.whatif_elastic import elastic_whatif  # noqa: PLC0415 - no help needs it
+        from helios.training.whatif_elastic_report import elastic_whatif_table  # noqa: PLC0415 - as above
+
+        with progress_bars() as progress:
+            found = elastic_whatif(
+                *sweeps, gpus_per_node=self.gpus_per_node, profiles=self.profiles, progress=progress, **arguments
+            )
+        if self.report is not None:
+            from helios.training.whatif_elastic_page import render_elastic  # noqa: PLC0415 - imports matplotlib
+
+            write_page(self.report, render_elastic(found))
+        print_notes(found.notes)
+        print_result(found.to_json(), elastic_whatif_table(found), as_json=as_json)
+
+
 @commands.command("run", epilog="Example: helios pool run sweep.toml --slots 2 --report sweep.html")
 @expand
 def run_(
@@ -395,6 +430,7 @@ def whatif_(
             help="CSV with task (a sweep's name), step, value and perhaps seconds. Default: curves of earlier runs."
         ),
     ] = None,
+    sizes: SizesOptions,
     as_json: AsJson = False,
 ) -> None:
     """Simulate sweeps in one pool under several rules of sharing GPUs.
@@ -404,6 +440,15 @@ def whatif_(
     shortest need first, growth efficiency, the service and an oracle. It runs nothing. What trials need is known from
     earlier pools, else from the sweep files and the options. See docs/packing.md and docs/targets.md.
     """
+    if sizes.elastic:
+        typed: dict[str, Any] = {"memory": memory, "run-time": run_time, "gain": gain, "watts": watts}
+        typed |= {"target": target, "curves": curves, "targets": targets or None}
+        if wrong := [name for name, value in typed.items() if value is not None]:
+            raise UsageError(f"--{wrong[0]} means nothing for --elastic.", hint=f"Leave --{wrong[0]} out.")
+        sizes.simulate(sweeps, gpus=gpus, folders=pool or (), **service.arguments(), as_json=as_json)
+        return
+    if sizes != SizesOptions():
+        raise UsageError("--gpus-per-node, --profiles and --report are for elastic trials.", hint="Add --elastic.")
     from helios.training.whatif import pool_whatif  # noqa: PLC0415 - no help needs it
     from helios.training.whatif_report import pool_whatif_table  # noqa: PLC0415 - as above
 

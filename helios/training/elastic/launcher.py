@@ -90,6 +90,7 @@ class RequestedSize:
     batch: int | None
     by_s: float
     asked: bool = False
+    begun: bool = False
     done: bool = False
 
 
@@ -177,12 +178,14 @@ class ElasticLauncher:
             elif "going" in message:  # of the first worker, which trains again
                 self._batch = message["going"]
                 self._pause_s, self._met_s = time.monotonic() - self._met_s, 0.0
-                if self._change is not None and self._change.asked:
-                    self._change.done = True
+                if self._change is not None:
+                    self._change.done = self._change.begun
 
     def _reap(self) -> None:
         """See which workers have ended, and what that means."""
         for worker in list(self._workers):
+            if worker not in self._workers:  # killed with another one
+                continue
             if (status := worker.process.poll()) is None:
                 if worker.leaves_by_s is not None and time.monotonic() > worker.leaves_by_s:
                     worker.process.kill()
@@ -204,7 +207,7 @@ class ElasticLauncher:
         """Note that a worker that trained has ended."""
         reason = f"worker {worker.number} ended with {status}"
         self._broken = True
-        if self._change is not None and not self._change.done:
+        if self._change is not None and not self._change.begun:
             self._refuse(reason)
         alone = not self._members or self._settings["nodes"] > 1
         if status == 0 or self._status is not None or self._signalled or alone:  # the end of the program
@@ -304,12 +307,17 @@ class ElasticLauncher:
         """Have the members that live go on, with others where that was requested."""
         places = [(member.arrived or {})["at"] for member in self._members]
         whole = not self._broken and all((member.arrived or {})["whole"] for member in self._members)
+        if not whole and self._settings["nodes"] > 1:  # a node of others has ended
+            self._status = 1
+            self._kill(self._workers)
+            return
         change = self._change
-        if change is None or not change.asked or change.done or not whole:
+        if change is None or not change.asked or change.begun or not whole:
             self._go(self._members, places.index(max(places)), keep=whole)
-            if change is not None and change.asked:
+            if change is not None and change.asked and not change.begun:
                 self._members[0].lines.send(meet=change.number)
             return
+        change.begun = True
         members = [*change.kept, *change.added]
         for worker in self._members:
             if worker not in members:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from helios.training.elastic_sim.simulator import ElasticJob
 from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.placing import place_asked, place_emptiest
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
+from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 SHORT_GPU_S = 16 * 3600
 """GPU seconds after which a job falls into the second queue of Tiresias."""
@@ -36,7 +36,7 @@ def optimus(jobs: Sequence[ElasticJob]) -> Decide:
     It knows remaining steps and step times, as its published runs did.
     """
 
-    def time_left(training: Training, gpus: int) -> float:
+    def time_left(training: ElasticTraining, gpus: int) -> float:
         job = jobs[training.name]
         last = job.profile.epochs - 1
         steps = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from helios.errors import HeliosError
+from helios.training.elastic_sim.learned_profile import LearnedProfile
 from helios.training.elastic_sim.profiles import ModelProfile
 from helios.training.model import (
     Device,
@@ -60,30 +61,44 @@ class ElasticJob:
         What its owner asks for; sizes are tuned in the published workloads.
     fixed_batch : bool
         Whether the batch stays as asked for, whatever is learned.
-    most_gpus : int
+    least_gpus, most_gpus : int
         GPUs that it may ever have.
+    every_s : float
+        How long it keeps the GPUs that it has got, s.
+    weight : float
+        Importance, relative to other trainings.
     stated_epochs : float, optional
         Epochs that its owner states. The truth is in the profile, and 0 there is none.
     """
 
     name: str
     submit_s: int
-    profile: ModelProfile
+    profile: ModelProfile | LearnedProfile
     gpus: int
     batch: int
     fixed_batch: bool = False
+    least_gpus: int = 1
     most_gpus: int = NODES * GPUS_PER_NODE
+    every_s: float = 0.0
+    weight: float = 1.0
     stated_epochs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What became of a training."""
+    """What became of a training.
+
+    Attributes
+    ----------
+    shapes : tuple of pair
+        Since when it had how many GPUs on each of its nodes, s.
+    """
 
     job: ElasticJob
     end_s: int
     restarts: int
     gpu_s: float
+    shapes: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def completion_s(self) -> int:
@@ -107,14 +122,16 @@ class _Training:
     measured: Measured = ()
     runs: set[StepRun] = field(default_factory=set)
     end_s: int | None = None
+    shapes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _chosen_for: tuple[Measured, Gradient | None, tuple[int, ...]] | None = None
 
-    def place(self, devices: tuple[str, ...], change_s: int) -> None:
+    def place(self, devices: tuple[str, ...], now_s: int, change_s: int) -> None:
         """Move to other GPUs, or off all."""
         nodes = Counter(map(node_name, devices))
         self.devices = devices
         if nodes != self.nodes:
             self.nodes, self.shape = nodes, tuple(nodes.values())
+            self.shapes.append((now_s, self.shape))
             if nodes:
                 self.pause_s = change_s
                 self.starts += 1
@@ -179,7 +196,8 @@ class _Training:
         grown = 2 * max((run.gpus for run in self.runs), default=0)
         state = ElasticState(
             asked=job.gpus,
-            most=min(max(grown, 1), limits.most_gpus, job.most_gpus),
+            most=min(max(grown, job.least_gpus), limits.most_gpus, job.most_gpus),
+            least=job.least_gpus,
             limits=limits,
             submit_s=job.submit_s,
             restarts=max(self.starts - 1, 0),
@@ -189,12 +207,15 @@ class _Training:
             measured=self.measured,
             gradient=self.gradient,
             change_s=change_s,
+            kept_until_s=self.shapes[-1][0] + job.every_s if self.shapes else 0.0,
         )
         at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.starts else TrialState.WAITING
-        return Trial(number=number, parameters={}, state=at, devices=self.devices, elastic=state)
+        return Trial(number=number, parameters={}, state=at, devices=self.devices, weight=job.weight, elastic=state)
 
 
-def simulate(jobs: Sequence[ElasticJob], service: PoolService, *, change_s: int = CHANGE_S) -> list[JobOutcome]:
+def simulate(
+    jobs: Sequence[ElasticJob], service: PoolService, *, devices: Sequence[Device] = DEVICES, change_s: int = CHANGE_S
+) -> list[JobOutcome]:
     """Run a workload to its end.
 
     Raises
@@ -222,17 +243,19 @@ def simulate(jobs: Sequence[ElasticJob], service: PoolService, *, change_s: int 
         }
         for _ in range(MOST_DECISIONS if waiting else 0):
             trials = tuple(training.trial(number, change_s) for number, training in waiting.items())
-            actions = list(service.decide(PoolSnapshot(now_s=now, devices=DEVICES, trials=trials)))
+            actions = list(service.decide(PoolSnapshot(now_s=now, devices=tuple(devices), trials=trials)))
             for action in actions:
                 if isinstance(action, StartTrial | ResizeTrial | PauseTrial):
-                    devices = () if isinstance(action, PauseTrial) else action.devices
-                    trainings[action.number].place(devices, change_s)
+                    names = () if isinstance(action, PauseTrial) else action.devices
+                    trainings[action.number].place(names, now, change_s)
             if not any(isinstance(action, PauseTrial) for action in actions):
                 break
         used = list(chain.from_iterable(training.devices for training in waiting.values()))
         if len({*used}) < len(used):
             raise AllocationInvalid(f"At {now} s a GPU is given twice.", hint="Give out each GPU once.")
     return [
-        JobOutcome(training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s)
+        JobOutcome(
+            training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s, tuple(training.shapes)
+        )
         for training in trainings
     ]

@@ -134,6 +134,11 @@ class Launcher:
         devices = tuple(self._by_name[name] for name in dict.fromkeys(action.devices) if name in self._by_name)
         if trial is None or len(devices) < max(1, len(action.devices)) or trials.state.problem:
             return
+        least = trials.sweep.elastic.least if trials.sweep.elastic else 1
+        if len(devices) < least:
+            about = f"Trial {trial.label} is not started on fewer than {least} devices, as its sweep says"
+            self._notes.note(about, key=f"{trial.number} least")
+            return
         if len(placement(action.devices)) > 1 and trials.sweep.elastic is None:
             names = " and ".join(action.devices)
             self._notes.note(

@@ -27,7 +27,7 @@ from helios.training.model import (
 )
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.sizes.rules import RULES
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
+from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 AFTER_TARGETS = (1.0, 0.25, 0.05)
 """What a trial weighs whose sweep has reached none, one, and both of its targets."""
@@ -103,12 +103,12 @@ def _keeps(trial: Trial, now_s: float) -> bool:
     return trial.state is TrialState.RUNNING and trial.elastic is not None and now_s < trial.elastic.kept_until_s
 
 
-def _training(trial: Trial, node_of: Mapping[str, int]) -> Training:
+def _training(trial: Trial, node_of: Mapping[str, int]) -> ElasticTraining:
     """Return a trial as rules see it, without devices that it has to leave."""
     assert trial.elastic is not None
     placement = sorted(node_of[name] for name in trial.devices if name in node_of)
     reached = trial.targets_reached if trial.target else 0
-    return Training(trial.number, tuple(placement), trial.elastic, trial.weight * AFTER_TARGETS[reached])
+    return ElasticTraining(trial.number, tuple(placement), trial.elastic, trial.weight * AFTER_TARGETS[reached])
 
 
 def _devices_of_fixed(devices: Sequence[Device], trials: Sequence[Trial]) -> set[str]:

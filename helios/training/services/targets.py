@@ -48,6 +48,8 @@ UNKNOWN, LONGER = 0.5, 25.0
 the trial took so far."""
 SHARPNESS = 6.0
 """Power of 1 / need by which shares of time go. Weights go by the first, as they are what a second of work is worth."""
+LATER = 1e-3
+"""How much less a trial weighs for each one of its sweep that is nearer, so that each sweep begins with one."""
 CHANGE = 0.2
 """Relative change of a share from which it is given."""
 MOST_DEVICES_TRIED = 4
@@ -258,13 +260,15 @@ def trial_claims(trials: Sequence[Trial], snapshot: PoolSnapshot, options: Targe
     parts = _parts(clients, options, SHARPNESS, snapshot.now_s)
     return {
         trial.number: Claim(
-            weight=max(1e-6, len(clients) * weight * own),
+            weight=max(1e-6, len(clients) * weight * own * (1 - LATER * rank / len(client.trials))),
             part=max(1e-6, part * sharp),
             need_s=client.needs_s[trial.number],
             reason=client.reason,
         )
         for client, weight, part in zip(clients, weights, parts, strict=True)
-        for trial, own, sharp in zip(client.trials, client.divided(1.0), client.divided(SHARPNESS), strict=True)
+        for rank, (trial, own, sharp) in enumerate(
+            zip(client.trials, client.divided(1.0), client.divided(SHARPNESS), strict=True)
+        )
     }
 
 
@@ -295,6 +299,8 @@ class _Client:
 
     Attributes
     ----------
+    trials : sequence of Trial
+        The nearest first, once needs are filled.
     importance : float
     tier : int, optional
         Target that comes next, 0 or 1. None where there is none.
@@ -323,6 +329,10 @@ class _Client:
         self.needs_s = {
             trial.number: self.needs_s.get(trial.number, max(self.need_s, usual_s)) for trial in self.trials
         }
+        self.trials = sorted(
+            self.trials,
+            key=lambda each: (self.needs_s[each.number], each.state is not TrialState.RUNNING, each.number),
+        )
 
     @property
     def waits(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.sizes.snapshot import ElasticSnapshot, Placement, Training
+from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining, Placement
 
 MOST_EVEN = 16
 """Whole nodes up to which each number of them is a size of its own."""
@@ -33,7 +33,7 @@ def possible_sizes(snapshot: ElasticSnapshot) -> NDArray[np.int64]:
     return np.array([*sorted(size for size in parts if size < full), *full * whole], dtype=np.int64)
 
 
-def allowed_sizes(job: Training, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def allowed_sizes(job: ElasticTraining, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sizes that a job may have now, ascending."""
     return sizes[(sizes >= job.state.least) & (sizes <= job.state.most)]
 
@@ -127,7 +127,7 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
     return placed
 
 
-def place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[int, Placement]:
+def place_asked(snapshot: ElasticSnapshot, queue: Iterable[ElasticTraining]) -> dict[int, Placement]:
     """Return the GPUs of jobs that get what they ask for, in order."""
     left, chosen = snapshot.gpus, []
     for job in queue:
@@ -137,7 +137,7 @@ def place_asked(snapshot: ElasticSnapshot, queue: Iterable[Training]) -> dict[in
     return place_emptiest(snapshot, [(job, job.state.asked) for job in chosen])
 
 
-def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[Training, int]]) -> dict[int, Placement]:
+def place_emptiest(snapshot: ElasticSnapshot, sizes: Sequence[tuple[ElasticTraining, int]]) -> dict[int, Placement]:
     """Return placements that take the emptiest nodes first.
 
     Jobs of an unchanged size stay where they are.

@@ -13,7 +13,7 @@ from helios.training.sizes.evolution import evolve
 from helios.training.sizes.goodput import Goodput, fit_speed
 from helios.training.sizes.model import BatchLimits, Gradient, Measured
 from helios.training.sizes.placing import add_job, allowed_sizes, maximise_sum, place, place_asked, possible_sizes
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, Placement, Training
+from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 LEAST_SPEEDUP = 1e-3
 """Added to each speedup by Pollux, so that a job without GPUs does not count without end."""
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 Sizes = NDArray[np.int64]
 Reached = Mapping[int, tuple[Sizes, Floats]]
 """Sizes of each job, and the goodput on each."""
-FindPrices = Callable[[Sequence[Training], Reached, int], list[float]]
+FindPrices = Callable[[Sequence[ElasticTraining], Reached, int], list[float]]
 """Return the price of each job's progress, of jobs by how long they still take, longest first, on so many GPUs."""
 
 
@@ -60,8 +60,12 @@ def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
 
     Were GPUs divisible, placements free and no job to come, a unit of a job's progress would have one price until its
     end, and at any time the best use of all GPUs would be worth as many as there are jobs (Pontryagin's principle). So
-    prices follow one after another from the job that ends last, and sizes are chosen by them.
+    prices follow one after another from the job that ends last, and sizes are chosen by them. Where no job's length is
+    known, it does as ``pollux``: to take what a job had for what it still needs was 24 % worse than that on a workload.
     """
+    ran = [job for job in snapshot.jobs if job.state.measured]
+    if ran and all(job.state.remaining is None for job in ran):
+        return pollux(snapshot)
     return _place_best(snapshot, _priced_gains(snapshot, _plan_prices))
 
 
@@ -103,7 +107,7 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
     return gains
 
 
-def _plan_prices(longest_first: Sequence[Training], reached: Reached, gpus: int) -> list[float]:
+def _plan_prices(longest_first: Sequence[ElasticTraining], reached: Reached, gpus: int) -> list[float]:
     worth, total, prices = np.zeros(gpus + 1), 0.0, []
     for job in longest_first:
         allowed, goodputs = reached[job.name]
@@ -113,7 +117,7 @@ def _plan_prices(longest_first: Sequence[Training], reached: Reached, gpus: int)
     return prices
 
 
-def _rank_prices(longest_first: Sequence[Training], reached: Reached, gpus: int) -> list[float]:
+def _rank_prices(longest_first: Sequence[ElasticTraining], reached: Reached, gpus: int) -> list[float]:
     total, prices, share = 0.0, [], max(gpus / max(len(longest_first), 1), 1)
     for job in longest_first:
         allowed, goodputs = reached[job.name]
@@ -172,7 +176,7 @@ def _place_best(snapshot: ElasticSnapshot, gains: Mapping[int, tuple[Sizes, Floa
     return place(snapshot, {job.name: size for job, size in zip(snapshot.jobs, chosen, strict=True)})
 
 
-def _time_left(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, goodputs: Floats) -> float:
+def _time_left(job: ElasticTraining, snapshot: ElasticSnapshot, sizes: Sizes, goodputs: Floats) -> float:
     """Return how long a job still takes at an equal share, s.
 
     Where its length is unknown, it is taken to need as much again as it had.
@@ -184,7 +188,7 @@ def _time_left(job: Training, snapshot: ElasticSnapshot, sizes: Sizes, goodputs:
     return float(job.state.remaining / goodputs[:fair].max())
 
 
-def _learned_goodputs(job: Training, snapshot: ElasticSnapshot, sizes: Sizes) -> tuple[Sizes, Floats]:
+def _learned_goodputs(job: ElasticTraining, snapshot: ElasticSnapshot, sizes: Sizes) -> tuple[Sizes, Floats]:
     """Return sizes that a job may ever have, and the goodput on each.
 
     There are none before its first step.

@@ -13,7 +13,7 @@ Placement = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class ElasticTraining:
     """A training at a decision.
 
     Attributes
@@ -44,14 +44,14 @@ class ElasticSnapshot:
 
     Attributes
     ----------
-    jobs : tuple of Training
+    jobs : tuple of ElasticTraining
         In the order of submission.
     nodes : tuple of int
         GPUs of each node that may be given to them.
     """
 
     now_s: float
-    jobs: tuple[Training, ...]
+    jobs: tuple[ElasticTraining, ...]
     nodes: tuple[int, ...]
 
     @property

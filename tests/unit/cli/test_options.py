@@ -49,6 +49,7 @@ MEANINGS = {
     "--for": {"study": "is a reader"},
     "--nodes": {"pool submit": "is sbatch's"},
     "--gpus": {"pool submit": "is sbatch's"},
+    "--gpus-per-node": {"pool whatif": "is of pools"},
     "--memory": {"pool submit": "is sbatch's"},
     "--partition": {"pool submit": "is sbatch's"},
     "--account": {"pool submit": "is sbatch's"},

@@ -63,6 +63,11 @@ def test_losses_are_those_of_an_ordinary_loop(resumed: Run) -> None:
     assert losses == pytest.approx({step: expected[step - 1] for step in losses}, abs=1e-4)
 
 
+def test_a_step_has_all_samples_of_its_batch(resumed: Run) -> None:
+    whole = [workers for workers in resumed.steps().values() if len(workers) == workers[0]["workers"]]
+    assert {sum(each["samples"] for each in workers) for workers in whole} == {24}
+
+
 def test_a_start_with_other_devices_goes_on_where_it_paused(resumed: Run) -> None:
     assert sorted(resumed.steps()) == list(range(1, resumed.last() + 1))
     assert {workers[0]["workers"] for workers in resumed.steps().values()} == {1, 2, 3}

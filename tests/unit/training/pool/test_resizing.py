@@ -106,6 +106,17 @@ def of_kind(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str,
     return [event for event in events if event["event"] == kind]
 
 
+def test_a_trial_starts_on_no_fewer_devices_than_its_sweep_says(tmp_path: Path) -> None:
+    def one_device(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        (trial, *_) = snapshot.trials
+        if trial.state is TrialState.WAITING:
+            yield StartTrial(number=0, devices=("cpu:0",), memory_limit_mib=None, reason="as the test")
+
+    watched = Watched(go_on(tmp_path, "started"))
+    run(elastic_sweep(tmp_path, elastic=replace(ELASTIC, least=2)), devices=FOUR, decide=one_device, watched=watched)
+    assert [len(event["devices"]) for event in of_kind(watched.events, "started")] == [2]
+
+
 def test_a_trial_is_told_its_devices_and_limits_at_its_start(tmp_path: Path) -> None:
     run_until(tmp_path, Resizes(), "started")
     assert seen(tmp_path)[0]["given"] == {
@@ -292,7 +303,7 @@ def test_a_trial_on_more_devices_may_use_the_memory_of_all(tmp_path: Path) -> No
     assert (trials[0].state, trials[0].memory_kills) == (TrialState.FINISHED, 0)
 
 
-def test_a_trial_that_keeps_too_much_on_fewer_devices_is_killed_for_memory(tmp_path: Path) -> None:
+def test_a_trial_with_too_much_memory_for_fewer_devices_is_killed(tmp_path: Path) -> None:
     devices = tuple(replace(device, memory_mib=200.0) for device in FOUR)
     decide = Resizes(("cpu:0", "cpu:1", "cpu:2"), ("cpu:0",))
     _, trials = run_until(tmp_path, decide, "out_of_memory", hows=("large",), devices=devices)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from helios.training.model import (
     PoolSnapshot,
     SharedSpeed,
     ShareTrial,
+    StartTrial,
     StepsToTarget,
     Trial,
     TrialForecast,
@@ -71,15 +72,15 @@ def test_it_is_installed() -> None:
 def test_with_targets_no_pool_makes_it_break_the_rules(title: str, pool: PoolSnapshot) -> None:
     forecasts = (None, needs(100), needs(9_000, reached=0.3))
     trials = [
-        dataclasses.replace(
+        replace(
             trial,
             target=TARGET if trial.number % 4 else None,
             targets_reached=trial.number % 3,
-            forecast=dataclasses.replace(trial.forecast, first=forecasts[place % 3], second=forecasts[place % 3]),
+            forecast=replace(trial.forecast, first=forecasts[place % 3], second=forecasts[place % 3]),
         )
         for place, trial in enumerate(pool.trials)
     ]
-    wanted = dataclasses.replace(pool, trials=tuple(trials))
+    wanted = replace(pool, trials=tuple(trials))
     assert [*find_pool_faults(Targets(TargetOptions()).decide(wanted), wanted)] == []
 
 
@@ -129,6 +130,23 @@ def test_unknown_needs_share_equally() -> None:
     assert [*found.values()] == pytest.approx([1 / 3] * 3, abs=1e-3)
 
 
+@pytest.mark.parametrize("running", [0, 1])
+def test_each_sweep_has_a_trial_before_one_has_two(running: int) -> None:
+    trials = [
+        replace(
+            task(sweep, None), number=sweep * NUMBERS + number, state=TrialState.WAITING, devices=(), family=f"f{sweep}"
+        )
+        for sweep in (0, 1)
+        for number in (0, 1)
+    ]
+    trials[:running] = [replace(trial, state=TrialState.RUNNING, devices=("cpu:0",)) for trial in trials[:running]]
+    pool = a_pool(trials, devices=(replace(CPU, slots=2),))
+    started = [
+        action.number // NUMBERS for action in Targets(TargetOptions()).decide(pool) if isinstance(action, StartTrial)
+    ]
+    assert started == [0, 1][running:]
+
+
 def test_what_is_not_known_yet_is_tried() -> None:
     found = shares(task(0, needs(900)), task(1, None), task(2, needs(900)))
     assert found[1] > 0.5
@@ -141,17 +159,15 @@ def test_a_diverged_trial_holds_nobody_up() -> None:
 
 
 def test_a_deadline_that_is_near_raises_its_share() -> None:
-    tight: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
+    tight: dict[str, Any] = {"target": replace(TARGET, deadline_s=1_200.0), "started_s": NOW_S - 200}
     found = shares(task(0, needs(500), **tight), task(1, needs(100)), task(2, needs(100)))
     assert found[0] > 0.7
-    late: dict[str, Any] = {"target": dataclasses.replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
+    late: dict[str, Any] = {"target": replace(TARGET, deadline_s=100.0), "started_s": NOW_S - 200}
     assert shares(task(0, needs(500), **late), task(1, needs(100)), task(2, needs(100)))[0] < 0.2
 
 
 def test_the_nearest_trial_of_a_sweep_counts_for_it() -> None:
-    search = [
-        dataclasses.replace(task(0, needs(need)), number=number) for number, need in enumerate((2_000, 100, 2_000))
-    ]
+    search = [replace(task(0, needs(need)), number=number) for number, need in enumerate((2_000, 100, 2_000))]
     pool = a_pool([*search, task(1, needs(400))], devices=(CPU,))
     claims = trial_claims(pool.trials, pool, TargetOptions())
     assert sum(claims[number].part for number in range(3)) > 0.8
@@ -165,21 +181,20 @@ def test_small_changes_of_a_share_are_not_given() -> None:
 
 
 def test_side_by_side_on_a_gpu_where_that_does_more() -> None:
-    trials = [dataclasses.replace(task(place, needs(900)), devices=("gpu:0",)) for place in range(2)]
+    trials = [replace(task(place, needs(900)), devices=("gpu:0",)) for place in range(2)]
     assert not gpu_shares(trials, beside=0.9)
     assert gpu_shares(trials, beside=0.4)
 
 
 def test_turns_on_a_gpu_where_one_is_much_nearer() -> None:
-    trials = [dataclasses.replace(task(place, needs(10**place * 90)), devices=("gpu:0",)) for place in range(2)]
+    trials = [replace(task(place, needs(10**place * 90)), devices=("gpu:0",)) for place in range(2)]
     assert gpu_shares(trials, beside=0.65)
     assert not gpu_shares(trials, beside=0.99)
 
 
 def test_shares_are_taken_back_where_side_by_side_does_more() -> None:
     trials = [
-        dataclasses.replace(task(place, needs(900)), devices=("gpu:0",), share=share)
-        for place, share in ((0, 0.6), (1, 0.4))
+        replace(task(place, needs(900)), devices=("gpu:0",), share=share) for place, share in ((0, 0.6), (1, 0.4))
     ]
     assert gpu_shares(trials, beside=0.9) == [None, None]
 
@@ -203,13 +218,13 @@ def pauses(*trials: Trial, device: Device) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_far_task_makes_room_for_a_near_one(kind: str) -> None:
-    device = dataclasses.replace(CPU, name=f"{kind}:0", kind=kind, slots=2)
+    device = replace(CPU, name=f"{kind}:0", kind=kind, slots=2)
     there: dict[str, Any] = {"devices": (device.name,), "started_s": NOW_S - 900, "memory_limit_mib": 32_000.0}
     far = [task(place, needs(9_000 + place), **there) for place in range(2)]
     near = task(2, needs(300), state=TrialState.WAITING, devices=(), attempts=0)
     assert pauses(*far, near, device=device) == [1]
-    assert pauses(far[0], dataclasses.replace(far[1], target=None), near, device=device) == [0]
-    assert pauses(*far, dataclasses.replace(near, forecast=far[0].forecast), device=device) == []
+    assert pauses(far[0], replace(far[1], target=None), near, device=device) == [0]
+    assert pauses(*far, replace(near, forecast=far[0].forecast), device=device) == []
 
 
 def in_the_way(place: int, **values: Any) -> Trial:
@@ -246,7 +261,7 @@ def test_the_weight_of_a_sweep_holds() -> None:
 
 def test_a_fused_process_has_the_share_of_all_its_trials() -> None:
     fused: dict[str, Any] = {"fusible": "one", "most_fused": 4, "process": -1}
-    together = [dataclasses.replace(task(0, needs(500)), number=number, **fused) for number in range(3)]
+    together = [replace(task(0, needs(500)), number=number, **fused) for number in range(3)]
     found = shares(*together, task(1, needs(500)))
     assert found[0] == pytest.approx(found[1], abs=0.01)
 

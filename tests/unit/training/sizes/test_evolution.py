@@ -19,7 +19,8 @@ def test_evolution_finds_no_larger_sum_than_there_is(gains: list[list[int]]) -> 
     scores = [(SIZES[: len(gain)], np.array(gain, dtype=float)) for gain in gains]
 
     def total(chosen: list[int]) -> float:
-        return sum(dict(zip(*each, strict=True)).get(size, 0.0) for each, size in zip(scores, chosen, strict=True))
+        values = (dict(zip(*each, strict=True)).get(size, 0.0) for each, size in zip(scores, chosen, strict=True))
+        return float(sum(values))
 
     found = evolve(scores, [0] * len(gains), 6, seed=1)
     assert sum(found) <= 6

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from helios.training.sizes.model import BatchLimits, ElasticState
 from helios.training.sizes.placing import maximise_sum, place, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot, Placement, Training
+from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining, Placement
 from tests.examples import examples
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)
 
 
-def training(number: int, placement: Placement = (), **known: Any) -> Training:
+def training(number: int, placement: Placement = (), **known: Any) -> ElasticTraining:
     fields: dict[str, Any] = {"asked": 1, "most": 64, "limits": LIMITS, "submit_s": 0.0, "remaining": 1.0}
-    return Training(number, placement, ElasticState(**fields | known))
+    return ElasticTraining(number, placement, ElasticState(**fields | known))
 
 
-def snapshot(*jobs: Training, nodes: tuple[int, ...] = (4,) * 16) -> ElasticSnapshot:
+def snapshot(*jobs: ElasticTraining, nodes: tuple[int, ...] = (4,) * 16) -> ElasticSnapshot:
     return ElasticSnapshot(0.0, jobs, nodes)
 
 

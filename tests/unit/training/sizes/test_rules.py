@@ -13,7 +13,7 @@ from helios.training.sizes.goodput import SpeedModel
 from helios.training.sizes.model import Gradient, StepRun, StepTime
 from helios.training.sizes.placing import maximise_sum
 from helios.training.sizes.rules import RULES
-from helios.training.sizes.snapshot import ElasticSnapshot, Training
+from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining
 from tests.unit.training.sizes.test_placing import LIMITS, training
 
 NODES = (4, 4)
@@ -22,11 +22,11 @@ NOISY = Gradient(square=0.001, variance=1.0)
 BY_LENGTH = ["shortest-first", "soonest"]
 
 
-def learned(number: int, remaining: float | None, *placement: int, **known: Any) -> Training:
+def learned(number: int, remaining: float | None, *placement: int, **known: Any) -> ElasticTraining:
     return training(number, placement, measured=MEASURED, gradient=NOISY, remaining=remaining, **known)
 
 
-def sizes(rule: str, *jobs: Training, now_s: float = 3600.0) -> list[int]:
+def sizes(rule: str, *jobs: ElasticTraining, now_s: float = 3600.0) -> list[int]:
     placed = RULES[rule](ElasticSnapshot(now_s, jobs, NODES))
     return [len(placed.get(job.name, ())) for job in jobs]
 
@@ -68,8 +68,12 @@ def test_a_job_of_twice_the_weight_has_more_gpus() -> None:
 
 
 def test_of_jobs_of_unknown_length_the_newest_has_most() -> None:
-    old, new = sizes("size-blind", learned(0, 10.0, gpu_s=1e6), learned(1, 1e9, gpu_s=10.0))
+    old, new, _ = sizes("soonest", learned(0, None, gpu_s=1e6), learned(1, None, gpu_s=10.0), learned(2, 1e8))
     assert new > old
+
+
+def test_jobs_share_where_no_length_is_known() -> None:
+    assert sizes("size-blind", learned(0, 10.0), learned(1, 1e9)) == [4, 4]
 
 
 def test_fixed_sizes_are_those_that_owners_ask_for() -> None:

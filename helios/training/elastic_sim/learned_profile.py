@@ -1,0 +1,108 @@
+"""What earlier runs of a program have shown of it, as a profile for simulations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from helios.training.sizes.goodput import SpeedModel, fit_speed
+from helios.training.sizes.model import BatchLimits, Gradient, StepRun, StepTime, statistical_gain
+
+MOST_PARTS, FEWEST_PARTS = 100, 4
+"""Parts of a training, whose ends simulations round to seconds."""
+PART_S = 20.0
+"""Least time of one, s, so that rounding stays below some 2 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """What a trial has shown.
+
+    Attributes
+    ----------
+    batch : int
+        Over all devices, at its last report.
+    work : float
+        The whole training, in steps of the smallest batch.
+    """
+
+    batch: int
+    work: float
+    gradient: Gradient
+    measured: Mapping[StepRun, StepTime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedProfile:
+    """Trials of a program as a profile. Their batch stays as it was.
+
+    Steps that they took are as measured. Others are as a model says that is fitted to these, times what was measured
+    over what it says on as many GPUs.
+
+    Attributes
+    ----------
+    epochs : int
+        Parts of equal work.
+    """
+
+    name: str
+    limits: BatchLimits
+    epochs: int
+    _steps: float
+    _gradient: Gradient
+    _measured: Mapping[StepRun, StepTime]
+    _speed: SpeedModel
+    _ratios: Mapping[tuple[int, int], float]
+
+    def has_run_on(self, nodes: int, gpus: int) -> bool:
+        """Return whether steps were measured on so many GPUs of so many nodes."""
+        return (nodes, gpus) in self._ratios
+
+    def step_time(self, placement: tuple[int, ...], local: int) -> StepTime:
+        """Return the time of a step."""
+        run = StepRun(len(placement), sum(placement), local)
+        if run in self._measured:
+            return self._measured[run]
+        passes, step = (float(each) for each in self._speed.times(*run))
+        ratio = self._ratios.get((run.nodes, run.gpus), 1.0)
+        return StepTime(step * ratio, (step - passes) * ratio)
+
+    def gradient(self, batch: int, epoch: int) -> Gradient:  # noqa: ARG002 - as other profiles have it
+        """Return the gradient, which is taken to stay as it was."""
+        return self._gradient
+
+    def progress_after(self, epochs: int) -> float:
+        """Return the steps of so many parts."""
+        return self._steps * epochs / self.epochs
+
+    def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
+        """Return the steps that a training had taken at the end of a part."""
+        return self.progress_after(epoch + 1)
+
+
+def learn_profile(name: str, limits: BatchLimits, runs: Sequence[ShownRun]) -> LearnedProfile:
+    """Return the profile of trials that are taken to be alike."""
+    batch, gradient = runs[-1].batch, runs[-1].gradient
+    steps = median(run.work for run in runs) / statistical_gain(gradient, batch / limits.smallest)
+    times: dict[StepRun, list[StepTime]] = defaultdict(list)
+    for run in runs:
+        for step, time in run.measured.items():
+            times[step].append(time)
+    measured = {step: StepTime(*map(fmean, zip(*found, strict=True))) for step, found in sorted(times.items())}
+    speed = fit_speed(tuple(measured.items()))
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for step, time in measured.items():
+        ratios[step.nodes, step.gpus].append(time.step_s / float(speed.times(*step)[1]))
+    shortest_s = steps * min(time.step_s for time in measured.values())
+    return LearnedProfile(
+        name=name,
+        limits=BatchLimits(batch, batch, limits.smallest_local, limits.largest_local),
+        epochs=min(MOST_PARTS, max(FEWEST_PARTS, int(shortest_s / PART_S))),
+        _steps=steps,
+        _gradient=gradient,
+        _measured=measured,
+        _speed=speed,
+        _ratios={size: fmean(found) for size, found in ratios.items()},
+    )

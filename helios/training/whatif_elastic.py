@@ -1,0 +1,286 @@
+"""Simulation of sweeps whose trials change their sizes, beside trials of fixed sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from helios.errors import UsageError
+from helios.ports import Progress, no_progress
+from helios.training.elastic_sim.learned_profile import LearnedProfile, ShownRun, learn_profile
+from helios.training.elastic_sim.profiles import ModelProfile, read_profile
+from helios.training.elastic_sim.published_rules import PublishedService
+from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, simulate
+from helios.training.model import Device
+from helios.training.pool.devices import find_devices
+from helios.training.pool.elastic_state import CHANGE_S, learn
+from helios.training.pool.reports import ReportReader
+from helios.training.pool.state import FILE, read_records, trial_folder
+from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family, program
+from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
+from helios.training.services import build_for_pool, choose_common_service
+from helios.training.services.elastic import Elastic
+from helios.training.sizes.model import BatchLimits, ElasticState
+from helios.training.sizes.placing import place_asked, possible_sizes
+from helios.training.sizes.snapshot import ElasticSnapshot
+from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome
+from helios.units import count_in_words, percent
+
+MOST_TRIALS = 192
+"""Trials that are simulated at most."""
+
+Profile = ModelProfile | LearnedProfile
+
+
+def elastic_whatif(
+    *paths: Path,
+    gpus: int | None = None,
+    gpus_per_node: int | None = None,
+    folders: Sequence[Path] = (),
+    profiles: Path | None = None,
+    service: str | None = None,
+    options: Mapping[str, Any] = {},
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> ElasticWhatIf:
+    """Simulate the trials of elastic sweeps with changing and with fixed sizes.
+
+    All trials are there at the begin. How fast they are is read from the reports of the pool beside each sweep file
+    and of those in ``folders``, or from measured profiles.
+
+    Parameters
+    ----------
+    gpus : int, optional
+        GPUs of the pool. None for those of this machine.
+    gpus_per_node : int, optional
+        None where all are of one node.
+    profiles : Path, optional
+        Holds a folder for each sweep's name, for :func:`~helios.training.elastic_sim.profiles.read_profile`.
+    service, options
+        As of ``run_pools``.
+
+    Raises
+    ------
+    UsageError
+        A sweep cannot be run or is not elastic, or how fast its trials are is not known.
+    """
+    pool_folders(paths, None)
+    sweeps = [read_training_sweep(path) for path in paths]
+    choice = choose_common_service([sweep.service for sweep in sweeps], service, options, default="elastic")
+    assert choice is not None  # there is a default
+    if not isinstance(chosen := build_for_pool(choice.name, choice.options), Elastic):
+        raise UsageError(f"The service {choice.name} changes no sizes.", hint="Add --service elastic.")
+    count = len(find_devices(kind="gpu")) if gpus is None else gpus
+    if count % (gpus_per_node or 1):
+        raise UsageError(f"{count} GPUs are no whole nodes of {gpus_per_node}.", hint="Give a multiple: --gpus 16")
+    nodes = (gpus_per_node or count,) * (count // (gpus_per_node or count))
+    notes = [f"{choice.name} has the option {name} = {json.dumps(value)}." for name, value in choice.options.items()]
+    jobs, pauses_s = list[ElasticJob](), list[float]()
+    for name, sweep in zip(pool_names(paths), sweeps, strict=True):
+        drawn = sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed)
+        if len(drawn) < sweep.trials:
+            notes.append(f"The first {len(drawn):,} of {sweep.trials:,} trials of {name} are simulated.")
+        if (elastic := sweep.elastic) is None:
+            raise UsageError(f"{name} says not how its trials may change their size.", hint="Write [elastic] in it.")
+        known = (
+            _learn_profiles(sweep, elastic, folders, drawn, notes=notes, pauses_s=pauses_s)
+            if profiles is None
+            else [_read_profile(sweep, elastic, profiles)] * len(drawn)
+        )
+        jobs += [
+            ElasticJob(
+                name=f"{name.removesuffix('.toml')}:{number}" if len(sweeps) > 1 else str(number),
+                submit_s=ROUND_S,  # when the first decision is
+                profile=profile,
+                gpus=elastic.least,
+                batch=profile.limits.smallest,
+                least_gpus=elastic.least,
+                most_gpus=elastic.most,
+                every_s=elastic.every_s,
+                weight=sweep.weight,
+            )
+            for number, profile in enumerate(known)
+        ]
+    change_s = max(1, round(median(pauses_s or [CHANGE_S])))
+    source = "as measured" if pauses_s else "which is assumed, since no trial changed its size yet"
+    notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
+    notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
+    pool = _Pool(nodes, change_s)
+    fixed = pool.fixed_sizes(jobs)
+    rules = {}
+    for step, (rule, sizes) in enumerate({choice.name: [job.gpus for job in jobs], **fixed}.items()):
+        progress("Simulating", step / (1 + len(fixed)))
+        sized = [replace(job, gpus=size) for job, size in zip(jobs, sizes, strict=True)]
+        rules[rule] = pool.simulate(sized, chosen if rule == choice.name else None)
+    shares = ", ".join(f"{rule} {percent(outcome.measured_share)}" for rule, outcome in rules.items())
+    if any(outcome.measured_share < 1 for outcome in rules.values()):
+        notes.append(f"Sizes that earlier runs had take these shares of the time; others are extrapolated: {shares}.")
+    return ElasticWhatIf(
+        name=", ".join(path.name for path in paths),
+        service=choice.name,
+        trials=[job.name for job in jobs],
+        gpus=count,
+        nodes=len(nodes),
+        rules=rules,
+        notes=notes,
+    )
+
+
+class _Pool:
+    """A pool that is simulated."""
+
+    def __init__(self, nodes: Sequence[int], change_s: int) -> None:
+        self._gpus, self._change_s = sum(nodes), change_s
+        self._devices = tuple(
+            Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
+            for node, count in enumerate(nodes)
+            for place in range(count)
+        )
+        self._sizes: list[int] = possible_sizes(ElasticSnapshot(0, (), tuple(nodes))).tolist()
+        self._alone_s: dict[tuple[int, int], int] = {}
+
+    def fixed_sizes(self, jobs: Sequence[ElasticJob]) -> dict[str, list[int]]:
+        """Return the GPUs of each trial by each rule of fixed sizes.
+
+        Raises
+        ------
+        UsageError
+            A trial needs more than there are.
+        """
+        if (least := max(job.least_gpus for job in jobs)) > self._gpus:
+            raise UsageError(f"A trial needs {least} GPUs at least, of {self._gpus}.", hint=f"Give --gpus {least}.")
+        powers = [size for size in self._sizes if not size & (size - 1)]
+        every = [[self._fit(job, size) for job in jobs] for size in sorted({*powers, self._gpus // len(jobs)})]
+        return {"fixed " + "-".join(map(str, sorted({min(sizes), max(sizes)}))): sizes for sizes in every}
+
+    def _fit(self, job: ElasticJob, wanted: float) -> int:
+        """Return the largest size that a trial may have up to another."""
+        most = min(wanted, job.most_gpus, job.profile.limits.most_gpus)
+        return max((size for size in self._sizes if job.least_gpus <= size <= most), default=job.least_gpus)
+
+    def simulate(self, jobs: Sequence[ElasticJob], service: Elastic | None) -> SizesOutcome:
+        """Return what a service comes to.
+
+        None keeps the sizes that the trials ask for.
+        """
+        outcomes = self._run(jobs, service)
+        spans = [
+            DeviceSpan(trial, start_s - ROUND_S, stop_s - ROUND_S, sum(shape), _has_run(jobs[trial].profile, shape))
+            for trial, outcome in enumerate(outcomes)
+            for (start_s, shape), (stop_s, _) in pairwise([*outcome.shapes, (outcome.end_s, ())])
+            if shape
+        ]
+        ends_s = [outcome.completion_s for outcome in outcomes]
+        equal_s = [self._equal_share_s(job, end_s, ends_s) for job, end_s in zip(jobs, ends_s, strict=True)]
+        return SizesOutcome(
+            ends_s=ends_s,
+            changes=[outcome.restarts for outcome in outcomes],
+            slowdowns=[end_s / alone_s for end_s, alone_s in zip(ends_s, equal_s, strict=True)],
+            spans=spans,
+        )
+
+    def _run(self, jobs: Sequence[ElasticJob], service: Elastic | None) -> list[JobOutcome]:
+        keeping = PublishedService(lambda now: place_asked(now, sorted(now.jobs, key=lambda job: not job.placement)))
+        return simulate(jobs, service or keeping, devices=self._devices, change_s=self._change_s)
+
+    def _equal_share_s(self, job: ElasticJob, end_s: int, ends_s: Sequence[int]) -> float:
+        """Return how long a trial takes alone on its equal share.
+
+        That is of the GPUs over the trials that were there in the mean. On less than it can run on it takes as much
+        longer.
+        """
+        share = self._gpus / (sum(min(end_s, other) for other in ends_s) / end_s)
+        size = self._fit(job, share)
+        key = id(job.profile), size
+        if key not in self._alone_s:
+            self._alone_s[key] = self._run([replace(job, gpus=size)], None)[0].completion_s
+        return self._alone_s[key] * max(1.0, size / share)
+
+
+def _has_run(profile: Profile, shape: tuple[int, ...]) -> bool:
+    return isinstance(profile, ModelProfile) or profile.has_run_on(len(shape), sum(shape))
+
+
+def _read_profile(sweep: TrainingSweep, elastic: ElasticProgram, profiles: Path) -> Profile:
+    """Return the measured profile of a sweep, within the batches that it allows."""
+    name = sweep.path.name
+    if elastic.epochs is None:
+        raise UsageError(f"{name} says not how long its trials train.", hint="Write epochs under [elastic].")
+    profile = read_profile(profiles / sweep.path.stem, epochs=elastic.epochs)
+    known = profile.limits
+    (smallest, largest), (least, most) = elastic.batch, elastic.local_batch
+    if smallest != known.smallest:
+        hint = f"Write batch = [{known.smallest}, {largest}]."
+        raise UsageError(f"The smallest batch of {name} is {smallest}, and {known.smallest} was measured.", hint=hint)
+    local = max(least, known.smallest_local), min(most, known.largest_local)
+    return replace(profile, limits=BatchLimits(smallest, min(largest, known.largest), *local))
+
+
+def _learn_profiles(
+    sweep: TrainingSweep,
+    elastic: ElasticProgram,
+    folders: Sequence[Path],
+    drawn: Sequence[Mapping[str, Any]],
+    *,
+    notes: list[str],
+    pauses_s: list[float],
+) -> list[Profile]:
+    """Return the profile of each trial by earlier runs.
+
+    Notes, and how long changes of devices took, are added to the lists.
+    """
+    own, script = sweep.path.with_suffix(".pool"), Path(program(sweep)).name
+    runs: dict[str, list[ShownRun]] = {}
+    for folder in dict.fromkeys([*folders, *([own] if (own / FILE).exists() else [])]):
+        records, _ = read_records(folder)
+        if script not in {Path(word).name for word in records.sweep.get("command", ())}:
+            continue
+        for record in records.trials.values():
+            pauses_s += [] if record.pause_s is None else [record.pause_s]
+            if shown := _read_shown(elastic, trial_folder(folder, record.number) / "report.jsonl"):
+                runs.setdefault(family(sweep, record.parameters), []).append(shown)
+    if not runs:
+        raise UsageError(
+            f"How fast trials of {sweep.path.name} are on one device and on several is not known.",
+            hint=f"Run some for a few minutes: helios pool run {sweep.path} --service elastic. Or name an earlier pool "
+            "(--pool FOLDER), or measured profiles (--profiles FOLDER).",
+        )
+    runs[""] = every = list(chain.from_iterable(runs.values()))
+    limits = BatchLimits(*elastic.batch, *elastic.local_batch)
+    known = {name: learn_profile(name, limits, shown) for name, shown in runs.items()}
+    families = [family(sweep, parameters) for parameters in drawn]
+    sizes = sorted({step.gpus for run in every for step in run.measured})
+    notes.append(
+        f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier trial')} showed, with devices: "
+        f"{', '.join(map(str, sizes))}. Their batch stays {known[''].limits.smallest:,}."
+    )
+    if sizes[-1] == 1:
+        notes.append(
+            "None of these ran on several devices, so communication is taken to cost nothing, and larger sizes look "
+            "better than they are. Run one with least = 2 first."
+        )
+    if foreign := [number for number, name in enumerate(families) if name not in runs]:
+        notes.append(f"{len(foreign):,} of them have parameters that never ran, such as {foreign[0]}, and are alike.")
+    return [known.get(name, known[""]) for name in families]
+
+
+def _read_shown(elastic: ElasticProgram, reports: Path) -> ShownRun | None:
+    """Return what a trial has shown, None where it has not run for long enough."""
+    limits = BatchLimits(*elastic.batch, *elastic.local_batch)
+    state = ElasticState(asked=1, most=1, limits=limits, submit_s=0.0)
+    reader, batch, work = ReportReader(reports), 0, 0.0
+    for report in chain.from_iterable(iter(reader.read, [])):
+        told = report.elastic
+        state = learn(state, elastic, told, progress=report.progress)
+        if all(isinstance(told.get(name), int) for name in ("devices", "local", "accumulation")):
+            batch = told["devices"] * told["local"] * (told["accumulation"] + 1)
+        if state.remaining is not None and "progress" in told:
+            work = float(told["progress"]) + state.remaining
+    if not (state.measured and state.gradient and batch > 0 and work > 0):
+        return None
+    return ShownRun(batch=batch, work=work, gradient=state.gradient, measured=dict(state.measured))

@@ -1,0 +1,241 @@
+"""Sweeps are simulated with changing sizes beside fixed ones, from what their programs reported."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from helios.errors import UsageError
+from helios.training.pool.state import StateFile, trial_folder
+from helios.training.whatif_elastic import elastic_whatif
+from helios.training.whatif_elastic_page import sizes_figure
+from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome, elastic_whatif_table
+from tests.unit.training.elastic_sim.models import write_model
+
+SWEEP = """
+command = "python train.py {lr}"
+[parameters]
+lr = [0.1, 0.2]
+[elastic]
+most = 2
+batch = [64, 64]
+local_batch = [8, 64]
+epochs = 100
+"""
+STEPS = {1: 1.0, 2: 0.5}
+"""Seconds of a step by devices, of which a trial takes a thousand."""
+START_S = 30.0
+"""What a start is taken to cost."""
+
+
+def write_pool(sweep: Path, steps: Mapping[int, float], *, pause_s: float | None = None) -> Path:
+    """Write a pool where a trial reported a tenth of its work with steps of these seconds."""
+    folder = sweep.with_suffix(".pool")
+    with StateFile(folder, {"command": ["python", "train.py", "{lr}"]}) as state:
+        state.record_created(0, {"lr": 0.1})
+        state.record_started(0, devices=["cpu:0"], memory_limit_mib=None)
+        if pause_s is not None:
+            state.record_resized(0, devices=["cpu:0", "cpu:1"], pause_s=pause_s, in_place=True)
+    reports = trial_folder(folder, 0) / "report.jsonl"
+    reports.parent.mkdir(parents=True)
+    lines = []
+    for devices, step_s in steps.items():
+        told: dict[str, Any] = {"devices": devices, "local": 64 // devices, "accumulation": 0, "step_s": step_s}
+        told |= {"sync_s": 0.0, "square": 1.0, "variance": 64.0, "epoch": 10, "epochs": 100, "progress": 100.0}
+        lines.append(json.dumps({"step": 100, "progress": 0.1, "elastic": told}))
+    reports.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP)
+    return path
+
+
+def test_fixed_sizes_end_as_measured_steps_say(sweep: Path) -> None:
+    write_pool(sweep, STEPS)
+    found = elastic_whatif(sweep, gpus=2).to_json()["rules"]
+    assert found["fixed 1"]["trials_s"] == pytest.approx([1_000 + START_S] * 2, abs=1)
+    # The second begins at the decision after the end of the first, on both GPUs as that one.
+    assert found["fixed 2"]["trials_s"] == pytest.approx([500 + START_S, 540 + 500 + START_S], abs=1)
+    assert found["fixed 1"]["gpu_hours"] == pytest.approx(2 * 1_030 / 3_600, rel=1e-3)
+    assert found["fixed 1"]["idle_share"] == pytest.approx(0.0, abs=1e-3)
+    assert found["fixed 2"]["idle_share"] == pytest.approx(10 / 1_070, abs=2e-3)
+
+
+def test_slowdown_is_against_an_equal_share(sweep: Path) -> None:
+    write_pool(sweep, STEPS)
+    found = elastic_whatif(sweep, gpus=2).to_json()["rules"]
+    assert found["fixed 1"]["worst_slowdown"] == pytest.approx(1.0)
+    assert found["fixed 2"]["worst_slowdown"] == pytest.approx(1_070 / 1_030, rel=2e-3)
+    # On one device one waits for the other until the decision at 1,080 s, and 3,140 / 2,110 were there in the mean.
+    alone = elastic_whatif(sweep, gpus=1).to_json()["rules"]["fixed 1"]
+    assert alone["worst_slowdown"] == pytest.approx(2_110 / (1_030 * 3_140 / 2_110), rel=2e-3)
+
+
+def test_the_service_is_that_of_a_pool(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1]"))
+    write_pool(sweep, STEPS)
+    found = elastic_whatif(sweep, gpus=2)
+    # It gives one device to a trial of which nothing is known, and all once there are steps.
+    assert [span.gpus for span in found.rules["elastic"].spans] == [1, 2]
+    found = elastic_whatif(sweep, gpus=2, options={"rule": "fixed"})
+    assert [span.gpus for span in found.rules["elastic"].spans] == [1]
+    assert 'elastic has the option rule = "fixed".' in found.notes
+
+
+def test_no_trial_changes_more_often_than_its_sweep_allows(sweep: Path) -> None:
+    sweep.write_text(f"{SWEEP}every_s = 1e5\n")
+    write_pool(sweep, STEPS)
+    assert list(elastic_whatif(sweep, gpus=2).rules["elastic"].changes) == [0, 0]
+
+
+def test_time_on_sizes_that_never_ran_is_told(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("most = 2", "most = 4"))
+    write_pool(sweep, STEPS)
+    found = elastic_whatif(sweep, gpus=4)
+    assert found.to_json()["rules"]["fixed 2"]["measured_share"] == 1.0
+    assert found.to_json()["rules"]["fixed 4"]["measured_share"] == 0.0
+    assert any("extrapolated" in note and "fixed 4 0 %" in note for note in found.notes)
+
+
+def test_perfect_scaling_is_never_assumed_silently(sweep: Path) -> None:
+    folder = write_pool(sweep, {1: 1.0})
+    assert any("communication is taken to cost nothing" in note for note in elastic_whatif(sweep, gpus=2).notes)
+    shutil.rmtree(folder)
+    write_pool(sweep, STEPS)
+    assert not any("communication" in note for note in elastic_whatif(sweep, gpus=2).notes)
+
+
+@pytest.mark.parametrize(("pause_s", "told"), [(None, "30 s, which is assumed"), (4.2, "4 s, as measured")])
+def test_a_change_costs_what_it_did(sweep: Path, pause_s: float | None, told: str) -> None:
+    write_pool(sweep, STEPS, pause_s=pause_s)
+    assert any(told in note for note in elastic_whatif(sweep, gpus=2).notes)
+
+
+def test_a_larger_batch_is_worth_what_its_gradients_say(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("batch = [64, 64]\nlocal_batch", "batch = [32, 64]\nlocal_batch"))
+    write_pool(sweep, STEPS)
+    # A step of 64 is worth 65 / (64 / 2 + 1) steps of 32, and the progress is told in steps of 32.
+    expected_s = 1_000 * 33 / 65 + START_S
+    found = elastic_whatif(sweep, gpus=2).to_json()["rules"]
+    assert found["fixed 1"]["trials_s"] == pytest.approx([expected_s] * 2, rel=0.02)
+
+
+def test_what_never_ran_is_refused_with_what_to_do(sweep: Path) -> None:
+    with pytest.raises(UsageError, match="is not known") as told:
+        elastic_whatif(sweep, gpus=2)
+    assert "helios pool run" in told.value.hint
+    assert "--profiles" in told.value.hint
+
+
+def test_a_sweep_of_fixed_size_is_refused(sweep: Path) -> None:
+    sweep.write_text(SWEEP.partition("[elastic]")[0])
+    with pytest.raises(UsageError, match="may change their size"):
+        elastic_whatif(sweep, gpus=2)
+
+
+def test_a_service_that_changes_no_sizes_is_refused(sweep: Path) -> None:
+    with pytest.raises(UsageError, match="changes no sizes"):
+        elastic_whatif(sweep, gpus=2, service="packing")
+
+
+@pytest.mark.parametrize(("gpus", "per_node", "told"), [(6, 4, "no whole nodes"), (1, None, "2 GPUs at least")])
+def test_a_pool_that_is_too_small_or_uneven_is_refused(sweep: Path, gpus: int, per_node: int | None, told: str) -> None:
+    sweep.write_text(SWEEP.replace("most = 2", "least = 2\nmost = 2"))
+    write_pool(sweep, STEPS)
+    with pytest.raises(UsageError, match=told):
+        elastic_whatif(sweep, gpus=gpus, gpus_per_node=per_node)
+
+
+def test_profiles_stand_in_for_earlier_runs(sweep: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "sweep")
+    sweep.write_text(
+        SWEEP.replace("[64, 64]", "[10, 640]").replace("[8, 64]", "[10, 40]").replace("epochs = 100", "epochs = 2")
+    )
+    found = elastic_whatif(sweep, gpus=2, profiles=tmp_path)
+    assert not any("extrapolated" in note for note in found.notes)
+    assert found.to_json()["rules"]["elastic"]["mean_s"] > START_S
+
+
+def test_a_profile_of_other_batches_is_refused(sweep: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "sweep")
+    sweep.write_text(SWEEP.replace("epochs = 100", "epochs = 2"))
+    with pytest.raises(UsageError, match="is 64, and 10 was measured"):
+        elastic_whatif(sweep, gpus=2, profiles=tmp_path)
+
+
+def helios(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "helios", "pool", "whatif", "sweep.toml", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_command_tells_and_draws(sweep: Path) -> None:
+    write_pool(sweep, STEPS)
+    answer = helios(sweep.parent, "--elastic", "--gpus", "2", "--report", "sizes.html", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert {"elastic", "fixed 1", "fixed 2"} == json.loads(answer.stdout)["rules"].keys()
+    assert "<svg" in (sweep.parent / "sizes.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(["--elastic", "--run-time", "20min"], "--run-time"), (["--report", "a.html"], "--elastic")]
+)
+def test_options_without_a_meaning_are_refused(sweep: Path, words: list[str], told: str) -> None:
+    answer = helios(sweep.parent, "--gpus", "2", *words)
+    assert answer.returncode == 2
+    assert told in answer.stderr
+
+
+def a_result(trials: int) -> ElasticWhatIf:
+    """Return a what-if where the service doubles every second trial's time, in spans of an hour."""
+    spans = [DeviceSpan(number, number * 3_600.0, (number + 1) * 3_600.0, 2, True) for number in range(trials)]
+    ends = [(number + 1) * 3_600.0 for number in range(trials)]
+    slower = [end * (2 if number % 2 else 0.1) for number, end in enumerate(ends)]
+    outcomes = {
+        rule: SizesOutcome(ends_s=each, changes=[0] * trials, slowdowns=[1.0] * trials, spans=spans)
+        for rule, each in (("elastic", slower), ("fixed 16", ends))
+    }
+    names = [f"a-model-of-some-name:{number}" for number in range(trials)]
+    return ElasticWhatIf(
+        name="a.toml, b.toml", service="elastic", trials=names, gpus=256, nodes=32, rules=outcomes, notes=()
+    )
+
+
+def test_who_ends_later_is_told_first_in_the_headline() -> None:
+    assert "2 of 4 trials end later" in a_result(4).headline()
+    assert "+9 %" not in a_result(4).headline()
+    assert [number for _, number in a_result(4).payers] == [3, 1]
+
+
+def test_tables_fit_a_terminal() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(elastic_whatif_table(a_result(14)))
+    rows = [line for line in console.export_text().splitlines() if "simulated" not in line and "Mean time" not in line]
+    assert max(map(len, rows)) <= 80
+
+
+def test_a_figure_names_twelve_trials_and_sums_the_others() -> None:
+    svg = sizes_figure(a_result(20))
+    assert len(set(re.findall(r">(a-model-of-…:\d+)<", svg))) == 12
+    assert ">others<" in svg
+
+
+def test_other_questions_import_nothing_of_it() -> None:
+    code = "import sys, helios.training.whatif, helios.training.whatif_report; print([*sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "whatif_elastic" not in answer.stdout
+    assert "elastic_sim" not in answer.stdout
