@@ -104,6 +104,8 @@ class Attempt:
     told: list[Mapping[str, Any]] = field(default_factory=list)
     """What it has told of its size since that was looked at."""
     change: PendingResize | None = None
+    missed: int | None = None
+    """Number of the last change that it kept its size at; it may answer yet."""
     sized_s: float = 0.0
     """When its devices changed last, s since the epoch."""
     kept_until_s: float = 0.0

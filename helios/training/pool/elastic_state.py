@@ -16,7 +16,6 @@ Their program tells it under the key ``elastic`` of its reports, where what is m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,8 @@ MOST_MEASURED = 256
 """Kinds of steps of which times are kept."""
 MOST_READS = 100
 """Parts of a report file that are read when a pool begins."""
+LEAST, MOST = 1e-9, 1e15
+"""Numbers above 0 that a program may tell; with smaller or larger ones sums of all trials overflow."""
 CHANGE_S = 30.0
 """How long a trial that has never changed its size is taken to stand still, s; Pollux assumes the same."""
 
@@ -58,6 +59,13 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
     return state
 
 
+def plain_number(value: object) -> float | None:
+    """Return a number that nothing is spoilt by, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if value == 0 or LEAST <= value <= MOST else None
+
+
 def learn(
     state: ElasticState, program: ElasticProgram, message: Mapping[str, Any], *, progress: float | None
 ) -> ElasticState:
@@ -68,14 +76,13 @@ def learn(
     progress : float, optional
         Share of the training that is done. Without it the epochs tell it.
     """
-    told = {
-        name: float(value)
-        for name, value in message.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    }
+    numbers = {name: plain_number(value) for name, value in message.items()}
+    told = {name: number for name, number in numbers.items() if number is not None}
     measured = dict(state.measured)
-    if {"devices", "local", "step_s", "sync_s"} <= told.keys() and told["devices"] >= 1 and told["step_s"] > 0:
-        run = StepRun(int(told.get("nodes", 1)), int(told["devices"]), int(told["local"]))
+    gpus, local, nodes = (int(told.get(name, 0)) for name in ("devices", "local", "nodes"))
+    is_step = 1 <= gpus <= program.most and 1 <= local <= program.batch[1] and nodes <= gpus
+    if is_step and told.get("step_s") and "sync_s" in told:
+        run = StepRun(max(nodes, 1), gpus, local)
         time = StepTime(told["step_s"], min(told["sync_s"], told["step_s"]))
         if run in measured:  # noise of a loaded machine weighs less
             time = StepTime(*((old + new) / 2 for old, new in zip(measured[run], time, strict=True)))

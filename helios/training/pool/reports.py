@@ -121,8 +121,8 @@ def parse_report(line: bytes) -> Report | None:
         progress=min(1.0, max(0.0, progress)) if progress is not None and math.isfinite(progress) else None,
         metrics=metrics,
         not_finite=tuple(not_finite),
-        checkpoint=_text(values.get("checkpoint")),
-        message=_text(values.get("message")),
+        checkpoint=one_line(values.get("checkpoint")),
+        message=one_line(values.get("message")),
         answer=next((each for each in TaskRequest if each == values.get("answer")), None),
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
         fused=values["fused"] if isinstance(values.get("fused"), dict) else {},
@@ -142,7 +142,7 @@ def _number(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
-def _text(value: Any) -> str | None:
+def one_line(value: Any) -> str | None:
     """Return a text as one line without control characters, or None."""
     if not isinstance(value, str):
         return None

@@ -16,9 +16,10 @@ from typing import Any
 from helios.training.model import NUMBERS, Device, ResizeTrial, StartTrial, TrialState, node_name
 from helios.training.pool.attempts import Attempt, Attempts, PendingResize
 from helios.training.pool.clock import steady_s
+from helios.training.pool.elastic_state import plain_number
 from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
-from helios.training.pool.reports import TaskRequest, write_request
+from helios.training.pool.reports import TaskRequest, one_line, write_request
 from helios.training.pool.trials import Sweeps
 
 ANSWER_S = 300.0
@@ -134,18 +135,19 @@ class Resizing:
         """Take what a program tells of its size."""
         change, devices = attempt.change, message.get("devices")
         is_answer = change is not None and change.in_place and message.get("number") == change.number
-        if "lost" in message and isinstance(devices, int):
+        is_late = attempt.missed is not None and message.get("number") == attempt.missed
+        if "lost" in message and type(devices) is int:
             self._shrink(attempt, devices, message)
         elif change is not None and is_answer and "refused" in message:
-            self._give_up(attempt, change, str(message["refused"])[:200])
-        elif change is not None and is_answer and isinstance(devices, int) and 0 < devices <= len(change.devices):
+            self._give_up(attempt, change, one_line(message["refused"]) or "it said no")
+        elif change is not None and is_answer and type(devices) is int and 0 < devices <= len(change.devices):
             self._sum_up(attempt)
             attempt.change = None
             self._hold(attempt, change.devices[:devices])
-            pause_s = message.get("pause_s")
-            self._record(attempt, float(pause_s) if isinstance(pause_s, int | float) else None, in_place=True)
-        elif change is None and isinstance(message.get("number"), int) and not attempt.is_asked_to_end:
+            self._record(attempt, plain_number(message.get("pause_s")), in_place=True)
+        elif change is None and is_late and "refused" not in message and not attempt.is_asked_to_end:
             # It changed when it was too late, and others may have the devices: it is asked to go back.
+            attempt.missed = None
             attempt.change = self._change(attempt, attempt.devices, in_place=True, reason="")
             self._write_request(attempt, attempt.change)
 
@@ -154,7 +156,7 @@ class Resizing:
         held = attempt.devices if attempt.change is None else attempt.change.before
         places = message.get("kept")
         known = isinstance(places, list) and all(type(place) is int and 0 <= place < len(held) for place in places)
-        kept = tuple(held[place] for place in dict.fromkeys(places)) if known and places else held[:count]
+        kept = tuple(held[place] for place in dict.fromkeys(places)) if known and places else held[: max(count, 0)]
         if not 0 < len(kept) < len(held):
             return
         self._sum_up(attempt)
@@ -162,12 +164,13 @@ class Resizing:
             attempt.change = replace(attempt.change, before=kept)
         else:
             self._hold(attempt, kept)
-        self._notes.note(f"Trial {attempt.trial.label} goes on with {len(kept)} devices: {message['lost']}"[:500])
+        self._notes.note(f"Trial {attempt.trial.label} goes on with {len(kept)} devices: {one_line(message['lost'])}")
         self._record(attempt, None, in_place=True)
 
     def _give_up(self, attempt: Attempt, change: PendingResize, why: str) -> None:
         """Have a trial keep its size."""
         attempt.change, attempt.kept_until_s = None, steady_s() + REFUSED_S
+        attempt.missed = change.number
         self._restarts.pop(attempt.trial.number, None)
         if not attempt.is_asked_to_end or not change.in_place:
             attempt.asked = None

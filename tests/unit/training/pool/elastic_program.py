@@ -4,7 +4,7 @@ It makes a step every twentieth of a second until ``go`` is there, and notes wha
 ``takes`` or ``refuses`` for its answer to a resize, ``deaf`` for none, or ``plain`` for a program without the agent.
 ``slow`` takes when ``answer`` is there, ``large`` takes 250 MiB with its first change, and keeps them.
 ``late`` takes a growth two seconds too late. ``takes`` loses a worker when ``lose`` is there. ``kills`` kills what
-started it on a node that is not the first.
+started it on a node that is not the first. ``lies`` takes, and tells again and again what cannot be.
 """
 
 import json
@@ -81,8 +81,14 @@ while not Path("go").exists():
             report(answer="resize", elastic={"number": answered, "refused": "its batch does not fit"})
         else:
             devices = request["devices"]
+            pause_s = float("nan") if how == "lies" else 0.25
             taken = b"x" * (250 * 2**20) if how == "large" else b""
-            report(answer="resize", elastic={"number": answered, "devices": len(devices), "pause_s": 0.25})
+            report(answer="resize", elastic={"number": answered, "devices": len(devices), "pause_s": pause_s})
+    if how == "lies" and answered:
+        for lie in ({"number": answered, "devices": 1}, {"number": 10**400, "pause_s": 10**400, "devices": 10**400}):
+            report(elastic=lie)
+        for count in (-1, 10**400, True):
+            report(elastic={"devices": count, "lost": "\x1b[2J" * 1000, "kept": [10**400, -1]})
     if Path("lose").exists() and len(devices) > 1:
         Path("lose").unlink()
         devices = devices[:1] + devices[2:]

@@ -362,3 +362,19 @@ def test_a_change_that_comes_too_late_is_asked_to_go_back(tmp_path: Path, monkey
     told = [event for event in watched.events if event["event"] in {"kept_size", "resized"}]
     assert [(event["event"], event["devices"]) for event in told] == [("kept_size", ["cpu:0"]), ("resized", ["cpu:0"])]
     assert [len(line["request"]["devices"]) for line in seen(tmp_path) if "request" in line] == [2, 1]
+
+
+def test_what_a_program_says_of_changes_that_nobody_asked_for_is_ignored(tmp_path: Path) -> None:
+    wants = Resizes(("cpu:0", "cpu:1", "cpu:2"))
+
+    def decide(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        if (snapshot.trials[0].progress or 0.0) > 0.03 and not wants.wanted:
+            (tmp_path / "go").touch()
+        return wants(snapshot)
+
+    watched = Watched()
+    _, trials = run(elastic_sweep(tmp_path, "lies"), devices=FOUR, decide=decide, watched=watched)
+    assert [len(line["request"]["devices"]) for line in seen(tmp_path) if "request" in line] == [3]
+    assert of_kind(watched.events, "resized")[0]["pause_s"] is None
+    assert (trials[0].state, trials[0].changes) == (TrialState.FINISHED, 1)
+    assert not any("\x1b" in str(event) for event in watched.events)

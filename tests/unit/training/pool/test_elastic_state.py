@@ -1,0 +1,44 @@
+"""What is learned from the reports of programs that change their size, whatever these hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helios.training.model import Device, PoolSnapshot, StartTrial, Trial, TrialState
+from helios.training.pool.elastic_state import learn
+from helios.training.pool.sweep import ElasticProgram
+from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.model import BatchLimits, ElasticState
+
+PROGRAM = ElasticProgram(least=1, most=4, batch=(128, 1024), local_batch=(32, 256), epochs=30)
+UNKNOWN = ElasticState(asked=1, most=1, limits=BatchLimits(128, 1024, 32, 256), submit_s=0.0)
+USUAL: dict[str, Any] = {
+    "devices": 1, "nodes": 1, "local": 128, "step_s": 0.1, "sync_s": 0.0, "square": 1.0, "variance": 1.0, "epoch": 3,
+    "progress": 100,
+}  # fmt: skip
+NUMBERS = st.sampled_from([-1, 0, 1e-320, 1e-300, 1e-9, 1, 3, 1e9, 1e300, 10**400, math.nan, math.inf, True, "1", None])
+
+
+def after(**told: Any) -> ElasticState:
+    return learn(UNKNOWN, PROGRAM, {**USUAL, **told}, progress=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(USUAL)), NUMBERS), st.sampled_from(["soonest", "pollux", "ones"]))
+def test_no_report_keeps_other_trials_from_devices(told: dict[str, Any], rule: str) -> None:
+    honest = [Trial(number=n, parameters={}, state=TrialState.WAITING, elastic=after()) for n in (0, 1)]
+    liar = Trial(number=2, parameters={}, state=TrialState.WAITING, elastic=after(**told))
+    devices = tuple(Device(name=f"cpu:{place}", kind="cpu", memory_mib=1000.0, slots=1) for place in range(3))
+    snapshot = PoolSnapshot(now_s=1000.0, devices=devices, trials=(*honest, liar))
+    started = {a.number for a in Elastic(ElasticOptions(rule=rule)).decide(snapshot) if isinstance(a, StartTrial)}
+    assert started & {0, 1}
+
+
+@pytest.mark.parametrize("told", [{"devices": 10**400}, {"devices": 1e9}, {"devices": -1}, {"local": 1e300}])
+def test_steps_that_cannot_have_been_are_not_learned(told: dict[str, Any]) -> None:
+    assert after(**told).measured == ()
