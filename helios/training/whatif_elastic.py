@@ -111,7 +111,7 @@ def elastic_whatif(
     notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
     notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
     if profiles is not None:
-        notes.append("Batches follow what trials learn, which a pool does not ask of programs yet.")
+        notes.append("Batches follow what trials learn at any time; a pool asks for one with other devices.")
     pool = _Pool(nodes, change_s)
     fixed = pool.fixed_sizes(jobs)
     rules = {}
