@@ -56,9 +56,10 @@ def read_settings(given: Mapping[str, Any], devices: int) -> Message:
     return settings
 
 
-def refuse_sizes(settings: Mapping[str, Any], batch: int, devices: int) -> str:
-    """Return why a batch cannot be split over so many devices, or nothing."""
+def refuse_sizes(settings: Mapping[str, Any], batch: int, devices: int, samples: int) -> str:
+    """Return why a batch of so many samples cannot be split over so many devices, or nothing."""
     least, most = settings.get("batch") or (1, batch)
+    most = min(most, samples)
     if not least <= batch <= most:
         return f"a batch of {batch} is not between {least} and {most}"
     least, _ = settings.get("local_batch") or (1, None)
@@ -103,7 +104,7 @@ class ElasticLauncher:
         self._members: list[TrainingWorker] = []
         self._change: RequestedSize | None = None
         self._seen: tuple[int, int] | None = None
-        self._number = self._generation = self._batch = 0
+        self._number = self._generation = self._batch = self._samples = 0
         self._status: int | None = None
         self._met_s = self._pause_s = 0.0
         self._signalled = self._broken = False
@@ -237,12 +238,12 @@ class ElasticLauncher:
             number, devices = int(request["number"]), [dict(device) for device in request["devices"]]
             batch = None if request.get("batch") is None else int(request["batch"])
             by_s = float(request.get("by_s") or "inf")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
             return  # nothing is requested, or nothing that can be read
         self._change = RequestedSize(number, [], [], batch, by_s)
         if self._settings["nodes"] > 1:
             self._refuse("on several nodes a size changes by a checkpoint and a restart")
-        elif reason := refuse_sizes(self._settings, batch or self._batch, len(devices)):
+        elif reason := refuse_sizes(self._settings, batch or self._batch, len(devices), self._samples):
             self._refuse(reason)
         else:
             left = list(self._members)
@@ -267,10 +268,11 @@ class ElasticLauncher:
         """Say who goes on, where all that is waited for are there."""
         if not self._members:
             if self._workers and self._generation == 0 and all(worker.facts for worker in self._workers):
-                if reason := self._difference(self._workers):
+                facts, devices = self._workers[0].facts or {}, len(self._workers)
+                self._batch, self._samples = facts["batch"], int(facts["model"]["samples"])
+                if reason := self._difference(self._workers) or refuse_sizes({}, self._batch, devices, self._samples):
                     self._kill(self._workers)
-                    raise UsageError(f"{reason}.".capitalize(), hint="Start all workers alike.")
-                self._batch = (self._workers[0].facts or {})["batch"]
+                    raise UsageError(f"{reason}.".capitalize(), hint="Start all workers alike, each with a sample.")
                 self._go(self._workers, None)
             return
         change = self._change

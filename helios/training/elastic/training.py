@@ -148,6 +148,7 @@ class Training:
         self._place, self._times = Standing(batch), _Times()
         self._rank, self._size, self._nodes, self._smallest, self._most = 0, 1, 1, batch, None
         self._due = self._wish = 0
+        self._is_fetched = False
         self._parts: list[Part] = []
         self._loader: Iterator[Any] | None = None
         self._began_s: float | None = None
@@ -182,7 +183,7 @@ class Training:
             yield DataEpoch(self, number)
             if self._place.epoch == number:  # the program went on before the epoch's end
                 self._place.position = self._samples.count
-                self._parts, self._loader = [], None
+                self._parts, self._loader, self._is_fetched = [], None, False
                 while self._fetch(number) is not None:
                     pass
 
@@ -192,6 +193,9 @@ class Training:
         They are changed with the last part of a step. Gradients are cleared.
         """
         place = self._place
+        if not self._is_fetched:
+            raise UsageError("step() has no part to add.", hint="Call it once for each part, after backward().")
+        self._is_fetched = False
         first, last = self._parts.pop(0)
         self._gradients.add(last - first, place.batch)
         if self._parts:
@@ -244,6 +248,9 @@ class Training:
                 else:
                     self._begin_step()
                 continue
+            if self._is_fetched:
+                raise UsageError("A part was left out.", hint="Call step() for each part, after backward().")
+            self._is_fetched = True
             assert self._loader is not None  # because a step has begun
             return (next(self._loader),)
         return None

@@ -82,3 +82,14 @@ def test_a_loop_that_is_left_goes_on_with_the_next_epoch() -> None:
             break
     assert seen == sorted(seen)
     assert set(seen) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("steps", "refusal"), [(0, "A part was left out"), (2, "step\\(\\) has no part")])
+def test_each_part_takes_one_step(steps: int, refusal: str) -> None:
+    training = make()
+    with pytest.raises(UsageError, match=refusal):
+        for epoch in training:
+            for inputs, target in epoch:
+                (training._model(inputs) - target).square().mean().backward()
+                for _ in range(steps):
+                    training.step()
