@@ -94,7 +94,7 @@ def elastic_whatif(
         )
         jobs += [
             ElasticJob(
-                name=f"{name.removesuffix('.toml')}:{number}" if len(sweeps) > 1 else str(number),
+                name=f"{name.removesuffix('.toml')}:{number}" if len(sweeps) > 1 else f"trial {number}",
                 submit_s=ROUND_S,  # when the first decision is
                 profile=profile,
                 gpus=elastic.least,
@@ -110,6 +110,8 @@ def elastic_whatif(
     source = "as measured" if pauses_s else "which is assumed, since no trial changed its size yet"
     notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
     notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
+    if profiles is not None:
+        notes.append("Batches follow what trials learn at any time; a pool asks for one with other devices.")
     pool = _Pool(nodes, change_s)
     fixed = pool.fixed_sizes(jobs)
     rules = {}
@@ -259,13 +261,14 @@ def _learn_profiles(
         f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier trial')} showed, with devices: "
         f"{', '.join(map(str, sizes))}. Their batch stays {known[''].limits.smallest:,}."
     )
-    if sizes[-1] == 1:
-        notes.append(
-            "None of these ran on several devices, so communication is taken to cost nothing, and larger sizes look "
-            "better than they are. Run one with least = 2 first."
-        )
     if foreign := [number for number, name in enumerate(families) if name not in runs]:
         notes.append(f"{len(foreign):,} of them have parameters that never ran, such as {foreign[0]}, and are alike.")
+    seen = {name: max(step.gpus for run in shown for step in run.measured) for name, shown in runs.items()}
+    if lone := [number for number, name in enumerate(families) if seen.get(name, sizes[-1]) == 1]:
+        notes.append(
+            f"The like of {len(lone):,} of them, such as {lone[0]}, never ran on several devices: communication is "
+            "taken to cost nothing, so larger sizes look better than they are. Run one with least = 2 first."
+        )
     return [known.get(name, known[""]) for name in families]
 
 

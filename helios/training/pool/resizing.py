@@ -13,7 +13,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from helios.training.model import NUMBERS, Device, ResizeTrial, StartTrial, TrialState, node_name
+from helios.training.model import (
+    NUMBERS,
+    Device,
+    ResizeTrial,
+    StartTrial,
+    Trial,
+    TrialState,
+    node_name,
+    placement,
+)
 from helios.training.pool.attempts import Attempt, Attempts, PendingResize
 from helios.training.pool.clock import steady_s
 from helios.training.pool.elastic_state import plain_number
@@ -128,6 +137,8 @@ class Resizing:
 
     def _write_request(self, attempt: Attempt, change: PendingResize) -> None:
         about = {"number": change.number, "devices": self._launcher.worker_environments(change.devices)}
+        if change.devices != change.before and (batch := _choose_batch(attempt.trial, change.devices)) is not None:
+            about["batch"] = batch
         with suppress(OSError):  # a full disk: there is no answer
             write_request(attempt.folder / "requests", TaskRequest.RESIZE, **about, by_s=change.by_s)
 
@@ -215,3 +226,15 @@ class Resizing:
     def _publish(self, event: str, attempt: Attempt, **about: Any) -> None:
         which = self._sweeps.of(attempt.trial.number).identify(attempt.trial.number)
         self._notes.publish({"event": event, **which, **about})
+
+
+def _choose_batch(trial: Trial, devices: Sequence[Device]) -> int | None:
+    """Return the batch of the best goodput on some devices, None where it is not known or stays."""
+    known = trial.elastic
+    if known is None or known.gradient is None or not known.measured or known.limits.smallest == known.limits.largest:
+        return None
+    from helios.training.sizes.goodput import Goodput, fit_speed  # noqa: PLC0415 - SciPy, which other pools do not need
+
+    goodput = Goodput(fit_speed(known.measured), known.gradient, known.limits)
+    batch = goodput.choose_batch(len(placement(each.name for each in devices)), len(devices))
+    return len(devices) * batch.local * (batch.accumulation + 1) or None

@@ -98,9 +98,17 @@ def test_the_service_is_that_of_a_pool(sweep: Path) -> None:
 
 
 def test_no_trial_changes_more_often_than_its_sweep_allows(sweep: Path) -> None:
-    sweep.write_text(f"{SWEEP}every_s = 1e5\n")
+    sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1]") + "every_s = 1e5\n")
     write_pool(sweep, STEPS)
-    assert list(elastic_whatif(sweep, gpus=2).rules["elastic"].changes) == [0, 0]
+    assert [span.gpus for span in elastic_whatif(sweep, gpus=2).rules["elastic"].spans] == [1]
+
+
+def test_a_trial_never_has_fewer_devices_than_its_least(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("most = 2", "least = 2\nmost = 2"))
+    write_pool(sweep, STEPS)
+    found = elastic_whatif(sweep, gpus=3)
+    assert {span.gpus for outcome in found.rules.values() for span in outcome.spans} == {2}
+    assert found.rules.keys() == {"elastic", "fixed 2"}
 
 
 def test_time_on_sizes_that_never_ran_is_told(sweep: Path) -> None:

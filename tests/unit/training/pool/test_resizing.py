@@ -138,6 +138,16 @@ def test_a_trial_grows_in_place_and_keeps_its_process(tmp_path: Path) -> None:
     assert len({line["pid"] for line in seen(tmp_path)}) == 1
 
 
+@pytest.mark.parametrize(("batches", "asked"), [((32, 512), range(32, 513)), ((128, 128), [None])])
+def test_a_batch_is_chosen_with_the_devices(
+    batches: tuple[int, int], asked: Sequence[int | None], tmp_path: Path
+) -> None:
+    wanted = Resizes(tuple(device.name for device in FOUR))
+    run_until(tmp_path, wanted, "resized", elastic=replace(ELASTIC, batch=batches))
+    (request,) = (line["request"] for line in seen(tmp_path) if "request" in line)
+    assert request.get("batch") in asked
+
+
 def test_devices_that_stay_come_first_in_a_request(tmp_path: Path) -> None:
     run_until(tmp_path, Resizes(("cpu:1", "cpu:0")), "resized")
     request = seen(tmp_path)[1]["request"]
