@@ -93,11 +93,14 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
     least = {job.name: job.state.least for job in snapshot.jobs}
     own = {job.name: {*job.placement} for job in snapshot.jobs}
 
-    def vacate(node: int, most: int) -> None:
+    def smaller(node: int, share: int) -> list[tuple[int, int]]:
+        """Return smaller jobs of a node; were others moved too, two could take turns for ever."""
+        return sorted((len(gpus), name) for name, gpus in placed.items() if gpus[0] == node and len(gpus) < share)
+
+    def vacate(node: int, share: int) -> None:
         """Move small jobs off a node until it has room."""
-        here = sorted((len(gpus), name) for name, gpus in placed.items() if gpus[0] == node and len(gpus) < full)
-        for size, name in here:
-            if free[node] >= most:
+        for size, name in smaller(node, share):
+            if free[node] >= share:
                 break
             waiting[name] = size
             free.update(placed.pop(name))
@@ -110,7 +113,9 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
         chosen: list[int] = []
         for _ in range(max(size // full, 1)):
             open_nodes = [
-                node for node, room in enumerate(snapshot.nodes) if room >= share and node not in {*whole, *chosen}
+                node
+                for node in range(len(snapshot.nodes))
+                if node not in {*whole, *chosen} and free[node] + sum(n for n, _ in smaller(node, share)) >= share
             ]
             fitting = [node for node in open_nodes if free[node] >= share]
             if not open_nodes:
@@ -119,11 +124,11 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
             node = min(kept, key=free.__getitem__) if kept else max(open_nodes, key=free.__getitem__)
             vacate(node, share)
             chosen.append(node)
-        if chosen:
+        if len(chosen) * share >= least[name]:
             placed[name] = tuple(sorted(chosen * share))
             free.subtract(placed[name])
-        elif size // 2 >= least[name]:
-            waiting[name] = size // 2
+        elif size > least[name]:
+            waiting[name] = max(size // 2, least[name])
     return placed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -82,3 +83,22 @@ def test_sizes_that_fit_in_all_find_room_after_any_past(before: list[int], after
     used = [node for placement in placed.values() for node in placement]
     assert {name: len(placement) for name, placement in placed.items()} == {n: s for n, s in sizes.items() if s}
     assert all(used.count(node) <= 4 for node in used)
+
+
+def test_jobs_of_a_size_do_not_take_turns_on_the_only_large_node() -> None:
+    jobs = training(1), training(2)
+    assert sorted(map(len, place(snapshot(*jobs, nodes=(4, 2)), {1: 3, 2: 3}).values())) == [1, 3]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6),
+)
+def test_gpus_are_given_once_and_within_limits_on_any_nodes(nodes: list[int], wanted: list[tuple[int, int]]) -> None:
+    jobs = [training(number, least=min(pair)) for number, pair in enumerate(wanted)]
+    sizes = {number: max(pair) for number, pair in enumerate(wanted)}
+    placed = place(snapshot(*jobs, nodes=tuple(nodes)), sizes)
+    used = Counter(node for placement in placed.values() for node in placement)
+    assert all(used[node] <= room for node, room in enumerate(nodes))
+    assert all(min(wanted[number]) <= len(placement) <= sizes[number] for number, placement in placed.items())
