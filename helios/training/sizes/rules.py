@@ -18,8 +18,8 @@ from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTrain
 LEAST_SPEEDUP = 1e-3
 """Added to each speedup by Pollux, so that a job without GPUs does not count without end."""
 
-KEPT_S = 300.0
-"""Longest time that a new placement is taken to last, s; the pause of a change is weighed against it."""
+KEPT_S, KEPT_PAUSES = 300.0, 10.0
+"""Longest time that a new placement is taken to last, s, and as a multiple of the pause that is weighed against it."""
 LEAST_GPU_S = 600.0
 """What a job is taken to need at least where its length is unknown, GPU seconds."""
 
@@ -94,9 +94,10 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
     for job, price in zip(longest_first, prices, strict=True):
         allowed, goodputs = reached[job.name]
         now = allowed <= job.state.most
-        lasts = np.full(len(allowed), KEPT_S)
+        most_s = max(KEPT_S, KEPT_PAUSES * job.state.change_s)
+        lasts = np.full(len(allowed), most_s)
         if job.placement and job.state.remaining is not None:
-            lasts = np.clip(job.state.remaining / goodputs, 1.0, KEPT_S)
+            lasts = np.clip(job.state.remaining / goodputs, 1.0, most_s)
         kept = np.where(allowed == len(job.placement), 1, lasts / (lasts + job.state.change_s))
         gains[job.name] = allowed[now], (price * kept * goodputs)[now]
     first = 1 + sum(job.weight for job in known)

@@ -18,10 +18,9 @@ SLICES = """
 import sys
 from helios.training.pool import agent, device_shares
 device_shares.cpu_groups = lambda prefix: None
-device_shares.SLICE_S, device_shares.GPU_SLICE_S = 0.05, 0.1
 agent.main(*sys.argv[1:])
 """
-"""An agent whose account may not make control groups for the CPU, with turns so short that few seconds hold many."""
+"""An agent whose account may not make control groups for the CPU."""
 AGENT = agent.__file__
 
 

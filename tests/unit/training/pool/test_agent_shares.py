@@ -106,9 +106,8 @@ class Shares:
 
     folder: Path
     plan: Sequence[Mapping[int, float | None]]
-    seconds: float = 2.0
+    seconds: float = 4.0
     got: list[dict[int, float]] = field(default_factory=list)
-    given: bool = False
     since: dict[int, float] | None = None
     seen: list[Trial] = field(default_factory=list)
 
@@ -117,18 +116,15 @@ class Shares:
         used = cpu_seconds(self.folder)
         if len(running) < 3 or len(used) < 3 or min(used.values()) < 0.1:
             return fixed_slots(pool)
-        if self.given and self.since is None:
-            self.since = used  # by now the shares are in force
-            return []
         if self.since is not None:
             change = {number: used[number] - self.since[number] for number in used}
             if sum(change.values()) < self.seconds:
                 return []
             self.got.append({number: seconds / sum(change.values()) for number, seconds in change.items()})
-            self.seen, self.since = running, None
+            self.seen = running
         if len(self.got) == len(self.plan):
             return stop_all(running)
-        self.given = True
+        self.since = used
         return shares(self.plan[len(self.got)])
 
 
@@ -281,7 +277,7 @@ signal.signal(signal.SIGCONT, lambda *_: open("continued", "a").write("x"))
 """
         + BURNS
     )
-    service = Shares(tmp_path / "pool", [{0: 0.4, 1: 0.3, 2: 0.3}])
+    service = Shares(tmp_path / "pool", [{0: 0.4, 1: 0.3, 2: 0.3}], seconds=2.0)
     _, trials = run(a_sweep(tmp_path, program, range(3)), devices=[device], decide=service)
     assert {trial.state for trial in trials.values()} == {TrialState.FINISHED}
     assert (tmp_path / "continued").exists()

@@ -159,7 +159,7 @@ def test_programs_in_the_folder_and_on_the_path_of_trials_are_found(sweep: Reade
         ('events = "runs"\n' + GRID, 1, "event files"),
         ('env = { HELIOS_TRIAL = "1" }\n' + GRID, 1, "cannot be set"),
         (GRID + "[service]\ntogether = 2\n", 5, "the service has no name"),
-        (GRID + '[service]\nname = "packin"\n', 6, "Installed are: packing"),
+        (GRID + '[service]\nname = "packin"\n', 6, "Installed are: elastic, packing"),
         (GRID + '[service]\nname = "packing"\ntogethr = 2\n', 7, "Did you mean 'together'?"),
         (GRID + '[service]\nname = "packing"\nworth = 0.1\ntogether = 0\n', 8, "must lie between 1 and 64"),
         (GRID + '[service]\nname = "packing"\nfor = "all"\n', 7, "for = 'all': Input should be 'makespan'"),
