@@ -61,6 +61,11 @@ def test_a_job_that_is_about_to_end_is_not_moved() -> None:
     assert sizes("soonest", learned(0, 1e5, 0)) == [8]
 
 
+@pytest.mark.parametrize("change_s", [1.0, 30.0, 3000.0])
+def test_a_long_job_grows_however_dear_a_change_is(change_s: float) -> None:
+    assert sizes("soonest", learned(0, 1e9, 0, change_s=change_s)) == [8]
+
+
 def test_a_job_of_twice_the_weight_has_more_gpus() -> None:
     first, second = learned(0, 1e5), replace(learned(1, 1e5), weight=4.0)
     first_size, second_size = sizes("soonest", first, second)
