@@ -57,7 +57,7 @@ def read_settings(given: Mapping[str, Any], devices: int) -> Message:
 
 
 def refuse_sizes(settings: Mapping[str, Any], batch: int, devices: int, samples: int) -> str:
-    """Return why a batch of so many samples cannot be split over so many devices, or nothing."""
+    """Return why devices cannot share a batch, or nothing."""
     least, most = settings.get("batch") or (1, batch)
     most = min(most, samples)
     if not least <= batch <= most:

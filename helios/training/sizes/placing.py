@@ -94,7 +94,7 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
     own = {job.name: {*job.placement} for job in snapshot.jobs}
 
     def smaller(node: int, share: int) -> list[tuple[int, int]]:
-        """Return smaller jobs of a node; were others moved too, two could take turns for ever."""
+        """Return smaller jobs of a node, as two of a size could take turns."""
         return sorted((len(gpus), name) for name, gpus in placed.items() if gpus[0] == node and len(gpus) < share)
 
     def vacate(node: int, share: int) -> None:
