@@ -236,7 +236,7 @@ class ElasticLauncher:
             if request["request"] != "resize":
                 return
             number, devices = int(request["number"]), [dict(device) for device in request["devices"]]
-            batch = None if request.get("batch") is None else int(request["batch"])
+            batch = None if request.get("batch") is None else min(int(request["batch"]), self._samples)
             by_s = float(request.get("by_s") or "inf")
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
             return  # nothing is requested, or nothing that can be read

@@ -229,7 +229,7 @@ class Resizing:
 
 
 def _choose_batch(trial: Trial, devices: Sequence[Device]) -> int | None:
-    """Return the batch of the best goodput on some devices, None where it is not known or stays."""
+    """Return the batch of the best goodput, None where it stays."""
     known = trial.elastic
     if known is None or known.gradient is None or not known.measured or known.limits.smallest == known.limits.largest:
         return None

@@ -34,10 +34,10 @@ def test_a_training_that_ends_while_it_grows_has_ended_well(tmp_path: Path) -> N
         assert (run.process.returncode, run.last()) == (0, 40), run.log
 
 
-def test_a_batch_above_the_data_is_refused(tmp_path: Path) -> None:
+def test_a_batch_is_at_most_the_data(tmp_path: Path) -> None:
     with Run(tmp_path, 1, "--epochs", "1000", batch=[8, 1024]) as run:
         run.wait_for_steps()
-        assert run.resize(1, batch=512)["refused"] == "a batch of 512 is not between 8 and 240"
+        assert run.resize(1, batch=512)["batch"] == 240
 
 
 @pytest.mark.parametrize("content", ["[", '{"request": "resize", "number": Infinity, "devices": [{}, {}]}'])
