@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -226,7 +227,7 @@ def _compare(rule: str, load: float, chosen: argparse.Namespace) -> None:
         for outcome in outcomes:
             by_model[outcome.job.profile.name].append(outcome.completion_s)
         *times, restarts = summarise(outcomes)
-        theirs = published.xs((load, policy, f"workload-{number}"))
+        theirs: Any = published.xs((load, policy, f"workload-{number}"))
         against = [
             time_s / float(theirs[column]) - 1
             for time_s, column in zip(times, ("mean_jct_s", "p99_jct_s", "max_jct_s"), strict=True)
