@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from helios.training.elastic.adapters import fit_hugging_face, fit_lightning
     from helios.training.elastic.training import DataEpoch, Training
 
-__all__ = ["DataEpoch", "Training"]
+__all__ = ["DataEpoch", "Training", "fit_hugging_face", "fit_lightning"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,10 +20,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from helios.training.elastic import training  # noqa: PLC0415 - as above
+        from helios.training.elastic import adapters, training  # noqa: PLC0415 - as above
     except ModuleNotFoundError as reason:
         packages = {"torch": "'helios-slurm[elastic]'", "helios_task": "helios-task"}
         if reason.name not in packages:
             raise
         raise ImportError(f"helios.training.elastic needs it: pip install {packages[reason.name]}") from reason
-    return getattr(training, name)
+    return getattr(adapters if name.startswith("fit_") else training, name)
