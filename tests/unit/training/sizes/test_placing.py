@@ -85,7 +85,7 @@ def test_sizes_that_fit_in_all_find_room_after_any_past(before: list[int], after
     assert all(used.count(node) <= 4 for node in used)
 
 
-def test_jobs_of_a_size_do_not_take_turns_on_the_only_large_node() -> None:
+def test_jobs_of_a_size_take_no_turns_on_the_only_node() -> None:
     jobs = training(1), training(2)
     assert sorted(map(len, place(snapshot(*jobs, nodes=(4, 2)), {1: 3, 2: 3}).values())) == [1, 3]
 
