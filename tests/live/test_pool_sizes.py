@@ -85,6 +85,7 @@ def test_a_trial_spreads_over_the_nodes_of_a_job_and_comes_back(rig: Rig) -> Non
     assert (trial["state"], trial["changes"], trial["attempts"]) == ("finished", 2, 3)
 
 
+@pytest.mark.nightly
 def test_a_training_spreads_over_the_nodes_of_a_job_and_comes_back(rig: Rig) -> None:
     pytest.importorskip("torch")
     folder = roomy_folder()
