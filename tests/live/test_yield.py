@@ -370,7 +370,8 @@ def test_a_program_with_helios_task_yields_and_goes_on(empty: Site) -> None:
     empty.rig.until(lambda: "requeued, and read back" in empty.yields(empty.cycle()).get(job, ""))
     empty.rig.until(lambda: empty.rig.job_state(waits) == "RUNNING")
     empty.rig.run("scancel", waits)
-    empty.rig.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)  # Slurm lets it wait two minutes
+    # Slurm lets it wait two minutes, and kills one that it starts in the second of its requeue.
+    empty.rig.run("scontrol", "update", f"jobid={job}", "StartTime=now+5", check=False)
     empty.rig.until(lambda: log.read_text().count("from ") == 2)
     first, again = re.findall(r"from (\d+)", log.read_text())
     assert saved is not None and saved.step is not None
