@@ -395,7 +395,9 @@ def test_status_of_many_trials_takes_half_a_second_at_most(helios: Helios, tmp_p
     run = {"program": "p", "family": "f", "device_kind": "cpu", "device_model": "", "speeds": [[["f"], 3.0, 5.0]]}
     lines: list[dict[str, Any]] = [{"version": VERSION, "pool": "a", "sweep": {}}]
     for number in range(10_000):
-        lines.append({"what": "made", "trial": number, "parameters": {"lr": 0.1, "width": 64, "depth": number}})
+        lines.append(
+            {"what": "made", "at_s": 1.0, "trial": number, "parameters": {"lr": 0.1, "width": 64, "depth": number}}
+        )
         started = {"at_s": 1.0, "devices": ["cpu:0"], "memory_limit_mib": 10.0, "why": "a slot is free", "run": "r"}
         lines.append({"what": "started", "trial": number, **started})
         ended = {"seconds": 9.0, "peak_memory_mib": 5.0, "memory_limit_mib": 10.0, "metrics": {"score": 1.0}}

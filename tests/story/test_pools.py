@@ -78,7 +78,8 @@ def test_an_interruption_ends_the_trials_and_the_call_goes_on(folder: Path) -> N
     (folder / "train.py").write_text(WAITS + TRAIN)
     code = f"import json, helios.pools\nhelios.pools.run(json.loads({json.dumps(a_sweep(0.1, 0.2))!r}), kind='cpu')"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stderr=subprocess.PIPE, text=True)
-    until(lambda: (folder / "sweep.pool").exists() and "started" in (folder / "sweep.pool/state.jsonl").read_text())
+    state = folder / "sweep.pool/state.jsonl"
+    until(lambda: state.exists() and "started" in state.read_text())
     process.send_signal(signal.SIGINT)
     said = process.communicate()[1]
     assert "KeyboardInterrupt" in said
@@ -108,6 +109,7 @@ def test_where_an_interruption_is_raised_no_trial_runs(folder: Path) -> None:
         "except KeyboardInterrupt:\n    print({row['state'] for row in pools.load('sweep.pool').rows})"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True)
-    until(lambda: (folder / "sweep.pool").exists() and "started" in (folder / "sweep.pool/state.jsonl").read_text())
+    state = folder / "sweep.pool/state.jsonl"
+    until(lambda: state.exists() and "started" in state.read_text())
     process.send_signal(signal.SIGINT)
     assert process.communicate()[0].strip() == "{'waiting'}"
