@@ -80,8 +80,7 @@ def _true_step(job: ElasticJob, gpus: int) -> float:
     if gpus == 1 and not batch.accumulation:
         local = -(-job.batch // 2)
         batch = type(batch)(min(local, limits.largest // 2), 1)
-    time = job.profile.step_time(placement, batch.local)
-    return time.step_s + (time.step_s - time.sync_s) * batch.accumulation
+    return job.profile.step_time(placement, batch.local).with_passes(batch.accumulation)
 
 
 class PublishedService(Elastic):

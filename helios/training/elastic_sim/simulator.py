@@ -26,7 +26,7 @@ from helios.training.model import (
     node_name,
 )
 from helios.training.ports import PoolService
-from helios.training.sizes.goodput import Goodput, fit_speed
+from helios.training.sizes.goodput import learn_goodput
 from helios.training.sizes.model import ElasticState, GpuBatch, Gradient, Measured, StepRun, statistical_gain
 
 NODES, GPUS_PER_NODE = 16, 4
@@ -164,15 +164,14 @@ class _Training:
         """Return the goodput of the coming steps, and learn from them."""
         profile, gpus = self.job.profile, len(self.devices)
         time = profile.step_time(self.shape, self.batch.local)
-        total = gpus * self.batch.local * (self.batch.accumulation + 1)
+        total = self.batch.total(gpus)
         gradient = profile.gradient(total, self.epoch)
         run = StepRun(len(self.shape), gpus, self.batch.local)
         if run not in self.runs:
             self.runs.add(run)
             self.measured = tuple(sorted((*self.measured, (run, time))))
         self.gradient = gradient
-        seconds = time.step_s + (time.step_s - time.sync_s) * self.batch.accumulation
-        return statistical_gain(gradient, total / profile.limits.smallest) / seconds
+        return statistical_gain(gradient, total / profile.limits.smallest) / time.with_passes(self.batch.accumulation)
 
     def _choose_batch(self) -> None:
         known = self.measured, self.gradient, self.shape
@@ -182,10 +181,9 @@ class _Training:
         limits, gpus = self.job.profile.limits, len(self.devices)
         if self.job.fixed_batch:
             self.batch = limits.split(self.job.batch, gpus)
-        elif self.gradient is None:
+        elif (goodput := learn_goodput(self.measured, self.gradient, limits)) is None:
             self.batch = limits.split(max(limits.smallest, limits.smallest_local * gpus), gpus)
         else:
-            goodput = Goodput(fit_speed(self.measured), self.gradient, limits)
             self.batch = goodput.choose_batch(len(self.shape), gpus)
 
     def trial(self, number: int, change_s: int) -> Trial:

@@ -231,10 +231,12 @@ class Resizing:
 def _choose_batch(trial: Trial, devices: Sequence[Device]) -> int | None:
     """Return the batch of the best goodput, None where it stays."""
     known = trial.elastic
-    if known is None or known.gradient is None or not known.measured or known.limits.smallest == known.limits.largest:
+    if known is None or known.limits.smallest == known.limits.largest:
         return None
-    from helios.training.sizes.goodput import Goodput, fit_speed  # noqa: PLC0415 - SciPy, which other pools do not need
+    from helios.training.sizes.goodput import learn_goodput  # noqa: PLC0415 - SciPy, which other pools do not need
 
-    goodput = Goodput(fit_speed(known.measured), known.gradient, known.limits)
+    goodput = learn_goodput(known.measured, known.gradient, known.limits)
+    if goodput is None:
+        return None
     batch = goodput.choose_batch(len(placement(each.name for each in devices)), len(devices))
-    return len(devices) * batch.local * (batch.accumulation + 1) or None
+    return batch.total(len(devices)) or None

@@ -99,6 +99,11 @@ class Goodput:
         return GpuBatch(min(int(local[0]), self.limits.largest // (gpus * passes)), passes - 1)
 
 
+def learn_goodput(measured: Measured, gradient: Gradient | None, limits: BatchLimits) -> Goodput | None:
+    """Return what a training would reach, None before its first step."""
+    return Goodput(fit_speed(measured), gradient, limits) if measured and gradient is not None else None
+
+
 @lru_cache(maxsize=100_000)
 def fit_speed(measured: Measured) -> SpeedModel:
     """Fit the time of a step to what was measured, in logarithms.

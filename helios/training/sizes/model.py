@@ -17,6 +17,10 @@ class StepTime(NamedTuple):
     step_s: float
     sync_s: float
 
+    def with_passes(self, further: int) -> float:
+        """Return the seconds with further passes before the GPUs synchronise."""
+        return self.step_s + (self.step_s - self.sync_s) * further
+
 
 class Gradient(NamedTuple):
     """Squared norm of the mean gradient, and variance of a gradient of the smallest batch."""
@@ -30,6 +34,10 @@ class GpuBatch(NamedTuple):
 
     local: int
     accumulation: int
+
+    def total(self, gpus: int) -> int:
+        """Return the samples of a step on so many GPUs."""
+        return gpus * self.local * (self.accumulation + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from helios.training.sizes.goodput import Goodput, fit_speed
+from helios.training.sizes.goodput import Goodput, learn_goodput
 from helios.training.sizes.model import ElasticState
 
 Placement = tuple[int, ...]
@@ -33,9 +33,7 @@ class ElasticTraining:
     def goodput(self) -> Goodput | None:
         """What it would reach on other sizes, missing before the first step."""
         known = self.state
-        if known.gradient is None or not known.measured:
-            return None
-        return Goodput(fit_speed(known.measured), known.gradient, known.limits)
+        return learn_goodput(known.measured, known.gradient, known.limits)
 
 
 @dataclass(frozen=True, slots=True)
