@@ -66,7 +66,8 @@ class Resizing:
         if is_open or not attempt.has_reported:
             return
         kept = any(each in attempt.devices for each in devices)  # whose worker hands its state over
-        in_place = attempt.is_elastic and kept and [*attempt.nodes] == [*{node_name(each.name) for each in devices}]
+        is_local = {*attempt.nodes, *(node_name(each.name) for each in devices)} == {attempt.nodes[0]}
+        in_place = attempt.is_elastic and kept and is_local  # over several nodes a program starts again
         attempt.change = self._change(attempt, devices, in_place=in_place, reason=action.reason)
         attempt.share = None
         self._publish("resizing", attempt, devices=[each.name for each in devices], reason=action.reason)

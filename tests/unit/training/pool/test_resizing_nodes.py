@@ -62,6 +62,12 @@ def test_more_nodes_are_a_start_from_the_checkpoint(tmp_path: Path) -> None:
     assert {line["device"] for line in seen(tmp_path) if line["step"]} == {"cpu:0,cpu:1", "n2/cpu:0,n2/cpu:1"}
 
 
+def test_over_several_nodes_each_change_is_a_start_from_the_checkpoint(tmp_path: Path) -> None:
+    events, trials = run_until(tmp_path, Resizes(BOTH, BOTH[:3]), "resized", count=2, devices=HERE, nodes=[another()])
+    assert [event["in_place"] for event in of_kind(events, "resized")] == [False, False]
+    assert trials[0].attempts == 3
+
+
 def test_a_trial_of_two_nodes_shrinks_to_one(tmp_path: Path) -> None:
     decide = Resizes(BOTH, ("cpu:0",))
     events, trials = run_until(tmp_path, decide, "resized", count=2, devices=HERE, nodes=[another()])
