@@ -116,7 +116,7 @@ class SizesOptions:
     report: Report = None
 
     def simulate(self, sweeps: Sequence[Path], *, as_json: bool, **arguments: Any) -> None:
-        """Simulate sweeps with changing and with fixed sizes, and print what that came to."""
+        """Simulate sweeps with changing and fixed sizes, and print the result."""
         from helios.training.whatif_elastic import elastic_whatif  # noqa: PLC0415 - no help needs it
         from helios.training.whatif_elastic_report import elastic_whatif_table  # noqa: PLC0415 - as above
 

@@ -94,7 +94,7 @@ class Gradients:
         self.clear()
 
     def add(self, samples: int, batch: int) -> None:
-        """Add what a pass over some samples of the batch has given the parameters."""
+        """Add the gradients of a pass over some samples."""
         pairs = [
             (view, each.grad) for view, each in zip(self._sum, self.parameters, strict=True) if each.grad is not None
         ]

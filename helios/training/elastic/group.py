@@ -23,7 +23,7 @@ SIGN_BYTES = 32
 
 
 def form(go: Mapping[str, Any]) -> tuple[int, int]:
-    """Form the group that the launcher decided, and return the rank and the size.
+    """Form the group of the launcher, and return rank and size.
 
     Raises
     ------
@@ -158,7 +158,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Make a state with empty tensors, in the order in which they were kept."""
+    """Make a state whose tensors are empty."""
 
     def __init__(self, text: bytes, device: torch.device) -> None:
         super().__init__(io.BytesIO(text))

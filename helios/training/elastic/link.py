@@ -96,7 +96,7 @@ class Link:
 
 
 def write_report(**fields: Any) -> None:
-    """Append a line to the report file of the trial, if there is one."""
+    """Append a line to the report file, where one is."""
     path = os.environ.get("HELIOS_REPORT")
     if not path:
         return

@@ -17,7 +17,7 @@ Part = tuple[int, int]
 
 
 def split(batch: int, size: int, rank: int, most: int | None, *, halves: bool = False) -> list[Part]:
-    """Return the parts of a batch that a worker passes one after the other.
+    """Return the parts of a batch that a worker passes.
 
     Sizes differ by one at most. With ``halves`` there are two at least.
     """
@@ -67,7 +67,7 @@ class SampleOrder:
         return torch.randperm(self.count, generator=torch.Generator().manual_seed(self._seed + epoch))
 
     def load(self, epoch: int, position: int, batch: int, parts: Iterator[Sequence[Part]]) -> Iterator[Any]:
-        """Yield what a worker passes through the model, part by part, from a position on.
+        """Yield what a worker passes, part by part, from a position.
 
         ``parts`` are those of each step.
         """

@@ -337,7 +337,7 @@ class Training:
             self._link.send(going=self._place.batch)
 
     def _form(self, go: Message, *, is_new: bool) -> None:
-        """Form a group, and take over its state where this worker has another one."""
+        """Form a group, and take over its state if needed."""
         for name, value in go["environment"].items():
             if value is None:
                 os.environ.pop(name, None)

@@ -78,7 +78,7 @@ class LearnedProfile:
         return self._steps * epochs / self.epochs
 
     def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
-        """Return the steps that a training had taken at the end of a part."""
+        """Return the steps taken by the end of a part."""
         return self.progress_after(epoch + 1)
 
 

@@ -107,7 +107,7 @@ class ModelProfile:
         return self._epoch_ends[epochs - 1] if epochs else 0.0
 
     def iterations_after(self, batch: int, epoch: int) -> float:
-        """Return the steps that a training had taken at the end of an epoch."""
+        """Return the steps taken by the end of an epoch."""
         return float(np.interp(batch, self._batches, self._iterations[epoch]))
 
 

@@ -237,7 +237,7 @@ class Agent:
         self._report_started(trial, process.pid)
 
     def _limit(self, order: dict[str, Any]) -> None:
-        """Change the memory limit of a trial, and the GPUs on which it is measured."""
+        """Change the memory limit and the GPUs of a trial."""
         trial = self._running.get(int(order["number"]))
         if trial is None:
             return

@@ -184,7 +184,7 @@ class Launcher:
                 of_node.send({"do": "end", "number": attempt.process_number, "grace_s": grace_s})
 
     def end_on_node(self, attempt: Attempt, node: str, event: Mapping[str, Any]) -> None:
-        """Take the end of a trial's process, and end those of its other nodes."""
+        """Take a process's end, and end the trial's other ones."""
         peak_mib, parts = event["peak_memory_mib"], count_parts(attempt.on_node(node) or attempt.devices)
         attempt.ends[node] = {**event, "peak_memory_mib": peak_mib and peak_mib / parts * attempt.parts}
         if len(attempt.ends) < len(attempt.nodes):
@@ -207,7 +207,7 @@ class Launcher:
                 of_node.send({"do": "limit", **order})
 
     def worker_environments(self, devices: Sequence[Device]) -> list[dict[str, str]]:
-        """Return what the worker of each device has beside the environment of its trial."""
+        """Return the additions to the environment of each device's worker."""
         chosen = "CUDA_VISIBLE_DEVICES"
         return [{chosen: has[chosen]} if chosen in (has := self._environment(each)) else {} for each in devices]
 
