@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from helios.training.sizes.goodput import SpeedModel, fit_speed
-from helios.training.sizes.model import BatchLimits, Gradient, StepRun, StepTime, statistical_gain
+from helios.training.sizes.model import BatchLimits, Gradient, StepRun, StepTime, mean_times, statistical_gain
 
 MOST_PARTS, FEWEST_PARTS = 100, 4
 """Parts of a training, whose ends simulations round to seconds."""
@@ -86,11 +86,7 @@ def learn_profile(name: str, limits: BatchLimits, runs: Sequence[ShownRun]) -> L
     """Return the profile of trials that are taken to be alike."""
     batch, gradient = runs[-1].batch, runs[-1].gradient
     steps = median(run.work for run in runs) / statistical_gain(gradient, batch / limits.smallest)
-    times: dict[StepRun, list[StepTime]] = defaultdict(list)
-    for run in runs:
-        for step, time in run.measured.items():
-            times[step].append(time)
-    measured = {step: StepTime(*map(fmean, zip(*found, strict=True))) for step, found in sorted(times.items())}
+    measured = dict(mean_times(tuple(run.measured.items()) for run in runs))
     speed = fit_speed(tuple(measured.items()))
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for step, time in measured.items():
