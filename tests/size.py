@@ -27,7 +27,7 @@ BUDGET = {
     "daemon": 950,
     "cli": 2_900,
     "testing": 1_400,
-    "web": 870,
+    "web": 2_700,
     "training": 18_300,
     "study": 5_500,
 }
