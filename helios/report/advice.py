@@ -227,7 +227,8 @@ def _upper_bound(values: Floats) -> float:
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
 
-def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
+def describe_group(alike: pd.DataFrame, request: str = "") -> str:
+    """Return what alike jobs have in common, in words."""
     values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
     name = f" {values['words']!r}" if values["words"] else ""
     size = [count_in_words(float(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
@@ -262,7 +263,7 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     limit = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
     return Advice(
         kind="limit_too_long",
-        which=_describe_group(alike, f" with {limit}"),
+        which=describe_group(alike, f" with {limit}"),
         sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
         "gaps of the queue, and start earlier.",
         option=f"--time={slurm_length(proposed_s)}",
@@ -285,7 +286,7 @@ def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Ad
     lost = _hours_held(alike[ended])
     return Advice(
         kind=kind,
-        which=_describe_group(alike, size),
+        which=describe_group(alike, size),
         sentence=f"{count:,} of {len(alike):,} {problem}, "
         f"after {lost['hours']:,.0f} {lost['resource']} hours. {remedy}",
         interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
@@ -309,7 +310,7 @@ def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
         return None
     return Advice(
         kind="memory_too_large",
-        which=_describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
+        which=describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
         sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
         option=f"--mem={proposed_gib}G",
         interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
@@ -327,7 +328,7 @@ def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
         return None
     return Advice(
         kind="cpus_unused",
-        which=_describe_group(alike),
+        which=describe_group(alike),
         sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
         option=f"{proposed} instead of {requested:.0f} CPUs (--cpus-per-task)",
         interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
@@ -349,7 +350,7 @@ def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
     used_gpus = "none" if needed == 0 else f"at most {needed:.0f}"
     return Advice(
         kind="gpus_unused",
-        which=_describe_group(measured),
+        which=describe_group(measured),
         sentence=f"of {count_in_words(requested, 'GPU')} {used_gpus} was ever busy, in all that was measured.",
         option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
         interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
