@@ -95,6 +95,8 @@ class Advice:
     resource : str
         Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval
+    example : str
+        Id of the last of the jobs. Empty where it is not known.
     """
 
     kind: str
@@ -106,6 +108,7 @@ class Advice:
     hours: float
     resource: str
     interval: Interval
+    example: str = ""
 
     def lines(self) -> list[str]:
         """Return it as text, the evidence last."""
@@ -123,8 +126,8 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
     Parameters
     ----------
     jobs : DataFrame
-        ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
-        ``memory_mib`` of ``JOBS``.
+        ``job_id``, ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s``
+        and ``memory_mib`` of ``JOBS``.
     """
     ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     is_counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
@@ -241,7 +244,8 @@ def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
-    return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
+    last = {"user": str(alike["user"].iloc[-1]), "example": str(alike["job_id"].iloc[-1])}
+    return {**last, "jobs": len(alike), "hours": hours, "resource": resource}
 
 
 def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
