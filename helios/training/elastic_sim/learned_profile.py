@@ -67,13 +67,12 @@ class LearnedProfile:
         """Return the steps of so many parts."""
         return self._steps * epochs / self.epochs
 
-    def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
-        """Return the steps taken by the end of a part."""
-        return self.progress_after(epoch + 1)
-
 
 def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:
-    """Return the profile of trials that are taken to be alike, of which all is known."""
+    """Return the profile of trials that are taken to be alike.
+
+    All is known of them.
+    """
     batch, gradient = shown[-1].batch, shown[-1].gradient
     assert batch is not None and gradient is not None
     steps = median(state.work or 0.0 for state in shown) / statistical_gain(gradient, batch / limits.smallest)
