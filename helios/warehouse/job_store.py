@@ -139,6 +139,23 @@ class JobStore(RowStore):
             )
             return bool(connection.execute(query).scalar_one())
 
+    def kinds_of_name(self, cluster: str, name: str) -> set[str]:
+        """Return which of user, account, partition and node have exactly this name."""
+        texts, found = schema.names.c, set()
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            number = connection.execute(sa.select(texts.name_id).where(texts.digest == text_digest(name))).scalar()
+            for kind in ("user", "account", "partition") if number is not None else ():
+                of_name = sa.select(schema.jobs.c.job_id).where(
+                    schema.jobs.c.cluster_id == cluster_id, schema.jobs.c[kind] == number
+                )
+                if connection.execute(of_name.limit(1)).first() is not None:
+                    found.add(kind)
+            of_node = sa.select(schema.nodes.c.name).where(
+                schema.nodes.c.cluster_id == cluster_id, schema.nodes.c.name == name
+            )
+            return found | ({"node"} if connection.execute(of_node.limit(1)).first() is not None else set())
+
     def names_gpus(self, cluster: str) -> bool:
         """Return whether any job of a cluster holds a GPU."""
         jobs = schema.jobs.c

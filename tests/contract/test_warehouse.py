@@ -1213,8 +1213,9 @@ def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None
         a_trial_run(0),
         a_trial_run(0, attempt=2, placement=(4, 2)),
         a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9),
+        a_trial_run(2, sizes={"smallest": 32, "steps": [[1, 2, 64, 0.5, 0.125]]}),
     ]
-    assert warehouse.add_trial_runs(runs, user="ann") == 3
+    assert warehouse.add_trial_runs(runs, user="ann") == 4
     stored = [replace(run, user="ann") for run in runs]
     assert warehouse.trial_runs(user="ann") == sorted(stored, key=lambda run: run.started_s)
     assert warehouse.clusters().empty
