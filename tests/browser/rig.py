@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, sync_playwright
 
 from tests.browser.sites import ADMIN, TOKEN, USER_HEADER, ServedSite
 
@@ -39,8 +39,10 @@ class Reader:
         The open page.
     problems : list of str
         Requests to other hosts, violations of the content security policy, errors of scripts, answers that failed.
-    received : dict of str to int
-        Bytes of each answer's body by address, as they were sent.
+    received : int
+        Bytes of all answers, as they were sent.
+    clicks : int
+        Clicks and keys so far.
     """
 
     def __init__(
@@ -55,6 +57,10 @@ class Reader:
         self.context.add_cookies([{"name": COOKIE, "value": TOKEN, "url": site.address}])
         self.context.on("request", self._note_request)
         self.page: Page = self.context.new_page()
+        self.received = self.clicks = 0
+        network = self.context.new_cdp_session(self.page)
+        network.send("Network.enable")
+        network.on("Network.loadingFinished", self._note_answer)
         self.page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
 
@@ -63,9 +69,24 @@ class Reader:
         self.page.goto(f"{self.site.address}{path}")
         return self.page
 
+    def click(self, what: Locator) -> None:
+        """Click on something, and wait for the page behind it, if it opens one."""
+        self.clicks += 1
+        what.click()
+        self.page.wait_for_load_state("load")
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other."""
+        for key in keys:
+            self.clicks += 1
+            self.page.keyboard.press(key)
+
     def close(self) -> None:
         """Close everything that this reader has open."""
         self.context.close()
+
+    def _note_answer(self, event: dict[str, Any]) -> None:
+        self.received += int(event["encodedDataLength"])
 
     def _note_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.site.address}/", "data:", "blob:")):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from helios.app.live_cluster import LiveCluster
+from helios.app.modes import set_mode
 from helios.app.operations import Operations
-from helios.control import ServiceMode
 from helios.model import NODE_TALLIES, PREDICTIONS, Mode
 from helios.study.study import load_study, store_study, study
 from helios.testing import NOON, FakeNodes, a_node
@@ -37,7 +37,7 @@ USER_HEADER = "X-Remote-User"
 ADMIN = "root"
 DAYS = 75
 """Length of the live cluster's history: it has three calendar months, two of them whole."""
-JOBS_A_DAY = 12
+JOBS_A_DAY = 24
 USERS = {"alice": "vision", "bob": "vision", "carol": "language", "dan": "physics", "eve": "physics"}
 """Account of each user of the live cluster."""
 ENDS = ("COMPLETED", "COMPLETED", "COMPLETED", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
@@ -197,57 +197,62 @@ class _LiveFakes(FakeSite):
 
     def _queue(self) -> None:
         for number, user in enumerate(("alice", "bob", "carol", "dan", "eve", "carol")):
-            names = {"name": "train", "account": USERS[user], "gpus": 8 if number % 2 else 4}
-            job = self.cluster.submit(user=user, submitted_at=NOON - timedelta(hours=9 - number), **names)
-            self.cluster.start(job, node_list=f"n{number + 1 + (number >= 2)}")
+            row = {"name": "train", "account": USERS[user], "gpus": 8 if number % 2 else 4}
+            row |= {"submitted_at": NOON - timedelta(hours=9 - number), "time_limit_s": 86_400.0}
+            self.cluster.start(
+                self.cluster.submit(job_id=str(30_000 + number), user=user, **row),
+                node_list=f"n{number + 1 + (number >= 2)}",
+            )
         reasons = ("Priority", "Resources", "QOSMaxGRESPerUser", "Dependency", "Priority")
         for number in range(60):
             user = list(USERS)[number % len(USERS)]
             row = {"name": f"job{number % 7}", "account": USERS[user], "gpus": (1, 2, 4, 8)[number % 4]}
             row |= {"partition": ("gpu", "short")[number % 5 == 4], "reason": reasons[number % 5]}
             row |= {"submitted_at": NOON - timedelta(hours=8, minutes=-7 * number), "time_limit_s": 86_400.0}
-            self.waiting.setdefault(user, []).append(self.cluster.submit(user=user, **row))
+            job = self.cluster.submit(job_id=str(30_100 + number), user=user, **row)
+            self.waiting.setdefault(user, []).append(job)
 
     def _night(self) -> None:
         """Have Helios act in the night before, and now."""
         self.cluster.now = self.nodes.now = NOON - timedelta(hours=10)
+        set_mode(self.url, "dev", "qssf", Mode.ACTIVE, by=ADMIN, reason="a trial", now=self.cluster.now)
         for _ in range(4):
-            self.read()
-            self.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+            self._cycle()
             self.cluster.tick(timedelta(minutes=150))
         self.nodes.tick(timedelta(hours=10))
+        self._cycle()
+
+    def _cycle(self) -> None:
         self.read()
-        self.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+        self.cycles.cycle(modes=self.cycles.modes())
 
 
 def _history(now: pd.Timestamp) -> list[dict[str, Any]]:
-    """Return jobs of ten weeks, fewer at night and on weekends."""
+    """Return jobs of ten weeks; carol's evaluations are always short, which is what advice is about."""
     draw = np.random.default_rng(48)
     jobs = []
     for number in range(DAYS * JOBS_A_DAY):
         user = str(draw.choice(list(USERS), p=(0.35, 0.25, 0.2, 0.15, 0.05)))
         submitted_at = now - pd.Timedelta(hours=float(draw.uniform(10, 24 * DAYS)))
-        wait_s, run_time_s = float(draw.lognormal(6, 2)), float(min(draw.lognormal(8, 1.3), 80_000.0))
-        started_at = submitted_at + pd.Timedelta(seconds=wait_s)
-        ended_at = min(started_at + pd.Timedelta(seconds=run_time_s), now - pd.Timedelta(minutes=1))
         is_short = draw.random() < 0.2
-        jobs.append(
-            a_job(
-                job_id=str(10_000 + number),
-                user=user,
-                account=USERS[user],
-                name=f"{user}-{('train', 'eval', 'prepare')[number % 3]}",
-                partition="short" if is_short else "gpu",
-                state=str(draw.choice(ENDS)),
-                submitted_at=submitted_at,
-                started_at=started_at,
-                ended_at=ended_at,
-                run_time_s=(ended_at - started_at).total_seconds(),
-                time_limit_s=float(draw.choice([14_400, 86_400, 172_800])),
-                gpus=int(draw.choice([1, 2, 4, 8], p=(0.5, 0.2, 0.15, 0.15))),
-                node_list=f"n{draw.integers(7, 9) if is_short else draw.integers(1, 7)}",
-            )
-        )
+        values: dict[str, Any] = {
+            "name": f"{user}-{('train', 'eval', 'prepare')[number % 3]}",
+            "partition": "short" if is_short else "gpu",
+            "node_list": f"n{draw.integers(7, 9) if is_short else draw.integers(1, 7)}",
+            "state": str(draw.choice(ENDS)),
+            "gpus": int(draw.choice([1, 2, 4, 8], p=(0.5, 0.2, 0.15, 0.15))),
+            "run_time_s": float(min(draw.lognormal(8, 1.3), 80_000.0)),
+            "time_limit_s": float(draw.choice([86_400, 172_800])),
+            "started_at": submitted_at + pd.Timedelta(seconds=float(draw.lognormal(6, 2))),
+        }
+        if values["name"] == "carol-eval":
+            values |= {"state": "COMPLETED", "gpus": 1, "run_time_s": float(draw.uniform(500, 700))}
+            values |= {"time_limit_s": 172_800.0, "partition": "gpu", "node_list": "n6"}
+        left_s = (now - values["started_at"]).total_seconds() - 60.0
+        values["run_time_s"] = min(values["run_time_s"], left_s)
+        if left_s > 0:
+            job_id = str(10_000 + number)
+            jobs.append(a_job(job_id=job_id, user=user, account=USERS[user], submitted_at=submitted_at, **values))
     return jobs
 
 
@@ -293,3 +298,7 @@ def _tallies(now: pd.Timestamp) -> pd.DataFrame:
         for asleep in (2 if at.hour < 6 else 0,)
     ]
     return NODE_TALLIES.conform(pd.DataFrame(rows))
+
+
+SITES: dict[str, Callable[[Path], LiveSite | TraceSite]] = {"live": LiveSite, "venus": venus, "cedar": cedar}
+"""What serves each history from an empty folder."""
