@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playwright.sync_api import Browser, FloatRect
 
-from helios.web.pages import ROUTES
+from helios.web.routes import ROUTES
 from tests.browser.rig import Reader, chromium
 from tests.browser.sites import ADMIN, SITES, ServedSite
 

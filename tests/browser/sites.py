@@ -25,7 +25,8 @@ from helios.app.operations import Operations
 from helios.model import NODE_TALLIES, PREDICTIONS, Mode
 from helios.study.study import load_study, store_study, study
 from helios.testing import NOON, FakeNodes, a_node
-from helios.web.server import Access, WebServer, web_application
+from helios.web.application import Access, web_application
+from helios.web.server import WebServer
 from helios.web.site import Site
 from tests.builders import a_batch, a_job, a_trial_run
 from tests.traces import TRACES
@@ -34,7 +35,7 @@ from tests.waiting import until
 
 TOKEN = "a-token-of-this-test"
 USER_HEADER = "X-Remote-User"
-ADMIN = "root"
+ADMIN, MANAGER = "root", "mia"
 DAYS = 75
 """Length of the live cluster's history: it has three calendar months, two of them whole."""
 JOBS_A_DAY = 24
@@ -102,6 +103,7 @@ class TraceSite(ServedSite):
             "HELIOS_WEB_TOKEN_FILE": str(folder / "token"),
             "HELIOS_WEB_USER_HEADER": USER_HEADER,
             "HELIOS_WEB_ADMINS": ADMIN,
+            "HELIOS_WEB_MANAGERS": MANAGER,
             "PATH": str(folder),  # where no Slurm is, also on a machine that has one
             "HOME": str(folder),
         }
@@ -147,7 +149,7 @@ class LiveSite(ServedSite):
             clock=lambda: self.fake_site.cluster.now,
         )
         site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
-        access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}))
+        access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}), managers=frozenset({MANAGER}))
         self._server = WebServer(web_application(site, access), listen="127.0.0.1:0")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

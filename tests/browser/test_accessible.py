@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helios.web.pages import ROUTES
+from helios.web.routes import ROUTES
 from tests.browser.conftest import Opener
 from tests.browser.rig import overflow_px, violations
 from tests.browser.sites import LiveSite, TraceSite
