@@ -173,9 +173,9 @@ class Resizing:
     def _has_too_many(self, attempt: Attempt, message: Mapping[str, Any]) -> bool:
         """Return whether steps are told of more devices than a trial has."""
         devices, program = message.get("devices"), self._sweeps.of(attempt.trial.number).sweep.elastic
-        is_step = "number" not in message and type(devices) is int and len(attempt.nodes) == 1
-        is_due = program is not None and steady_s() >= attempt.sized_s + program.every_s
-        return is_step and is_due and devices > len(attempt.devices)
+        if program is None or "number" in message or type(devices) is not int or len(attempt.nodes) > 1:
+            return False
+        return devices > len(attempt.devices) and steady_s() >= attempt.sized_s + program.every_s
 
     def _shrink(self, attempt: Attempt, count: int, message: Mapping[str, Any]) -> None:
         """Take note that workers of a trial have died."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from helios.errors import UsageError
+from helios.training.plan import plan_pools
 from helios.training.pool.coordinator import Coordinator
+from helios.training.pool.devices import Node
 from helios.training.run import run_pool
 from helios.warehouse import Warehouse
 from tests.unit.training.pool.test_coordinator import Watched
-from tests.unit.training.pool.test_resizing import PROGRAM, of_kind
+from tests.unit.training.pool.test_resizing import FOUR, PROGRAM, of_kind
+from tests.unit.training.pool.test_resizing_nodes import another
 
 SWEEP = f"""
 command = "{sys.executable} {PROGRAM} {{how}} {{lr}}"
@@ -58,3 +64,40 @@ def first_devices(folder: Path, text: str = SWEEP, **given: Any) -> int:
 def test_a_second_pool_decides_by_what_the_first_measured(tmp_path: Path, database: str) -> None:
     assert first_devices(tmp_path / "a", database=database) == 1
     assert first_devices(tmp_path / "b", SWEEP.replace("[0.1]", "[0.2]"), database=database) == 2
+
+
+def notes(folder: Path, *nodes: Node, text: str = SWEEP, **given: Any) -> str:
+    """Return what a pool of four devices and other nodes would tell about a sweep."""
+    (folder / "sweep.toml").write_text(text)
+    with patch("helios.training.plan.find_nodes", return_value=nodes):
+        (plan,) = plan_pools(**{"paths": [folder / "sweep.toml"], "kind": "cpu", "slots": 4, **given})
+    return "\n".join(plan.lines())
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "is_told"), [(5, 7, True), (5, 8, False), (1, 3, False), (9, 11, True), (9, 12, False)]
+)
+def test_sizes_without_whole_nodes_are_told(tmp_path: Path, least: int, most: int, is_told: bool) -> None:
+    others = [another(tuple(replace(device, name=f"{node}/{device.name}") for device in FOUR)) for node in ("n2", "n3")]
+    text = SWEEP.replace("most = 4", f"least = {least}\nmost = {most}").replace("[32, 256]", "[128, 256]")
+    told = notes(tmp_path, *others, text=text, service="elastic")
+    assert ("whole nodes of 4 devices" in told) == is_told
+
+
+@pytest.mark.parametrize(("slots", "is_told"), [(1, True), (2, False)])
+def test_a_pool_in_which_no_size_can_change_is_told(tmp_path: Path, slots: int, is_told: bool) -> None:
+    told = notes(tmp_path, slots=slots, service="elastic")
+    assert ("keep one device, since the pool has no more" in told) == is_told
+
+
+def test_a_run_tells_it_as_well(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "go").touch()
+    found = run_pool(tmp_path / "sweep.toml", kind="cpu", slots=1, service="elastic")
+    assert any("keep one device" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("service", ["packing", "targets"])
+def test_a_service_of_one_device_a_trial_is_refused_for_larger_ones(tmp_path: Path, service: str) -> None:
+    with pytest.raises(UsageError, match=f"{service} starts each trial on one device"):
+        notes(tmp_path, text=SWEEP.replace("most = 4", "least = 2\nmost = 4"), service=service)
