@@ -145,9 +145,10 @@ class Resizing:
         if not change.in_place:
             write_request(path, TaskRequest.PAUSE)
             return
-        about = {"number": change.number, "devices": self._launcher.worker_environments(change.devices)}
+        limit_mib = min(attempt.limit_mib, *(each.memory_mib for each in change.devices))
+        workers = self._launcher.worker_environments(change.devices, limit_mib)
         batch = _choose_batch(attempt.trial, change.devices) if change.devices != change.before else None
-        write_request(path, TaskRequest.RESIZE, **about, batch=batch, by_s=change.by_s)
+        write_request(path, TaskRequest.RESIZE, number=change.number, devices=workers, batch=batch, by_s=change.by_s)
 
     def _take(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Take what a program tells of its size."""
