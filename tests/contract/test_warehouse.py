@@ -1112,6 +1112,22 @@ def test_what_had_not_ended_is_searched_among_what_was_submitted_since(warehouse
     assert JOBS.check(warehouse.jobs("venus", since=days[2], unended_at=days[0])).shape[1] == len(JOBS.names)
 
 
+def test_jobs_of_some_users_and_partitions_are_read_alone(warehouse: Warehouse) -> None:
+    jobs = [
+        a_job(job_id=f"{n}", user=user, partition=partition)
+        for n, (user, partition) in enumerate([("a", "gpu"), ("b", "gpu"), ("c", "cpu"), ("a", "cpu")])
+    ]
+    load(warehouse, a_batch(*jobs, a_job(job_id="9", user=None)))
+
+    def ids(**only: list[str]) -> list[str]:
+        return list(warehouse.jobs("venus", only=only, columns=["job_id"])["job_id"])
+
+    assert ids(user=["a", "b", "nobody"]) == ["0", "1", "3"]
+    assert ids(user=["a"], partition=["cpu"]) == ["3"]
+    assert ids(user=["nobody"]) == []
+    assert ids(user=[], account=[]) == ["0", "1", "2", "3", "9"]
+
+
 def test_ended_jobs_are_counted_from_a_submission_on_and_no_other_clusters(warehouse: Warehouse) -> None:
     days = four_days_of_jobs(warehouse)
     counts = [warehouse.ended_jobs("venus", since=day) for day in days]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from helios.study.study import load_study, store_study, study
-from helios.web.pages import ROUTES
+from helios.web.routes import ROUTES
 from tests.builders import a_trial_run
 from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, client
