@@ -301,6 +301,8 @@ class WebSettings(_Section):
     """Header in which a proxy names the user; empty: whoever has the token sees all"""
     admins: str = ""
     """Users of that header who see everything, by commas"""
+    managers: str = ""
+    """Users of that header who see sums over all users' jobs, by commas"""
     hosts: str = ""
     """Further names under which browsers reach the page, by commas"""
 

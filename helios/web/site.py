@@ -1,11 +1,13 @@
-"""Readers, pages and the site that all pages of the web share."""
+"""The site that all pages share.
+
+It has one reading of the queue and one choice of the cluster.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -16,69 +18,14 @@ from helios.app.explain import explain, find_queued
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.config import Settings
-from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
+from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster
 from helios.model import Snapshot
-from helios.report.html import PageSection
 from helios.report.job import JobExplanation
 from helios.warehouse import Warehouse
+from helios.web.page import PageMissing, Reader
 
 LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Person who requests a page.
-
-    Attributes
-    ----------
-    user : str
-        Account name. Empty where it is not known.
-    is_admin : bool
-        Whether all jobs may be shown. Other readers see only what no other user's job changes.
-    """
-
-    user: str = ""
-    is_admin: bool = False
-
-    def may_see(self, user: str) -> bool:
-        """Return whether jobs of ``user`` may be shown."""
-        return self.is_admin or (bool(self.user) and self.user == user)
-
-    def visible_part(self, queue: Snapshot) -> Snapshot:
-        """Return a queue with only the jobs that may be shown."""
-        if self.is_admin:
-            return queue
-        pending, running = (
-            jobs[jobs["user"].eq(self.user).to_numpy(dtype=bool, na_value=False)]
-            for jobs in (queue.pending, queue.running)
-        )
-        return replace(queue, pending=pending, running=running)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One page.
-
-    Attributes
-    ----------
-    title, subtitle : str
-    sections : sequence of PageSection
-    values : mapping
-        The content as plain values, for JSON.
-    form_fields : sequence of str
-        Query parameters in the form on the page.
-    """
-
-    title: str
-    subtitle: str = ""
-    sections: Sequence[PageSection] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    form_fields: Sequence[str] = ()
-
-
-class PageMissing(UsageError):
-    """There is no such page, or not for this reader."""
 
 
 class JobMissing(PageMissing):
@@ -86,34 +33,6 @@ class JobMissing(PageMissing):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"You have no job {job_id}.", hint="Only your own jobs are shown, new ones a little later.")
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path of the site.
-
-    Attributes
-    ----------
-    path : str
-        Path with parameters in braces.
-    summary : str
-        Description for the list of pages and OpenAPI.
-    make : callable
-        Makes the page from the site, the reader and all parameters.
-    query : tuple of str
-        Names of the query parameters.
-    menu_name : str
-        Its name in the menu. Empty where it is not in the menu.
-    for_users : bool
-        Whether readers who are no admins may request it.
-    """
-
-    path: str
-    summary: str
-    make: Callable[[Site, Reader, Mapping[str, str]], Page]
-    query: tuple[str, ...] = ()
-    menu_name: str = ""
-    for_users: bool = False
 
 
 class Site:
@@ -249,10 +168,10 @@ class Site:
         if not queued:
             raise JobMissing(job_id)
 
-    def report_query(self, reader: Reader, given: Mapping[str, str]) -> reports.ReportQuery:
+    def report_query(self, reader: Reader, given: Mapping[str, str], *, sums: bool = False) -> reports.ReportQuery:
         """Return the query of a report.
 
-        For a reader who is no admin it is of the own jobs.
+        For a reader who is no admin it is of the own jobs; of ``sums`` over all users' jobs a manager sees all.
 
         Raises
         ------
@@ -261,7 +180,9 @@ class Site:
         """
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
         picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
-        if not reader.is_admin:
+        # A manager sees sums over all users, but none of one other user.
+        sees_all = reader.is_admin or (sums and reader.sees_sums and not given.get("user"))
+        if not sees_all:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
             picked["users"] = (reader.user,)
@@ -272,6 +193,6 @@ class Site:
             now=self.clock(),
             start=given.get("from") or None,
             end=given.get("to") or None,
-            hides_others=not reader.is_admin,
+            hides_others=not sees_all,
             **picked,
         )

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from helios.config import Settings
 from helios.warehouse import Warehouse
-from helios.web.server import Access, web_application
+from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.story.shell import Helios, shell
 from tests.traces import TRACES, needs_traces
@@ -106,7 +106,7 @@ def test_advice_is_on_the_last_weeks_of_the_history(helios: Helios) -> None:
     assert "scontrol" not in answer.err
 
 
-@pytest.mark.parametrize("path", ["/", "/queue", "/users", "/accounts", "/partitions", "/predictions", "/advice"])
+@pytest.mark.parametrize("path", ["/", "/waiting", "/users", "/accounts", "/partitions", "/predictions", "/advice"])
 def test_every_page_of_a_history_answers_and_names_it(web: TestClient, path: str) -> None:
     values = web.get(path, headers=JSON)
     assert values.status_code == 200

@@ -24,8 +24,9 @@ from helios.private_files import read_secret
 from helios.report.stored_study import study_path
 from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES
-from helios.web.server import Access, openapi, web_application
+from helios.web.application import Access, web_application
+from helios.web.openapi import openapi
+from helios.web.routes import ROUTES
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import FakeNodeSite
@@ -171,7 +172,7 @@ def test_a_user_of_a_proxy_sees_the_own_jobs_alone(fake_site: FakeSite) -> None:
         assert (refused.status_code, "bob" in refused.text) == (404, False)
         assert web.get("/jobs/404404", headers=alice).text == refused.text.replace(his, "404404")
         assert web.get("/users/alice", headers=alice).status_code == 200
-        for path in ("/users", "/users/bob", "/accounts", "/queue", "/decisions", "/reports", "/reports/x.html"):
+        for path in ("/users", "/users/bob", "/accounts", "/waiting", "/decisions", "/reports", "/reports/x.html"):
             assert web.get(path, headers=alice).status_code == 404
         assert len(web.get("/", headers=root).json()["queue"]) == 2
         # Without the proxy's token a header is worth nothing.
