@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from helios.app import reports
-from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
+from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
 from helios.app.explain import explain, find_queued
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
@@ -76,6 +76,13 @@ class Site:
             found = history_alone(self.settings, self.cluster, now=self.clock())
             self._history = (time.monotonic(), found)
         return self._history[1]
+
+    def prepare(self) -> None:
+        """Find out the last weeks of a history, so that the first reader does not wait for it."""
+        with suppress(HeliosError):
+            if (name := self.history()) is not None:
+                with Warehouse.open(self.settings.database.url) as warehouse:
+                    last_weeks(warehouse, name)
 
     def refuse_history(self, what: str) -> None:
         """Refuse a page that only a live cluster has.
