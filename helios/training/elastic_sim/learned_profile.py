@@ -65,7 +65,10 @@ class LearnedProfile:
 
 
 def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:
-    """Return the profile of trials that are taken to be alike, of which all is known."""
+    """Return the profile of trials that are taken to be alike.
+
+    All is known of them.
+    """
     batch, gradient = shown[-1].batch, shown[-1].gradient
     assert batch is not None and gradient is not None
     steps = median(state.work or 0.0 for state in shown) / statistical_gain(gradient, batch / limits.smallest)
