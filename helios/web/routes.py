@@ -7,6 +7,7 @@ from importlib import import_module
 
 from helios.web.page import MenuPlace, Role, Route
 from helios.web.pages.advice import advice_page
+from helios.web.pages.history import history_page
 from helios.web.pages.job import job_page
 from helios.web.pages.nodes import nodes_page
 from helios.web.pages.queue import now_page, queue_page, waiting_page
@@ -41,6 +42,15 @@ ROUTES = (
     Route("/waiting", "Who waits, by partition and user", waiting_page, query=CHOICE, menu_name="Who waits"),
     Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", needs_slurm=True),
     Route("/nodes/{node}", "One node: its jobs, events, what Helios did", node_page, query=WINDOW, parent="/nodes"),
+    Route(
+        "/history",
+        "Charts of use, waits and submissions",
+        history_page,
+        query=CHOICE,
+        place=MenuPlace.HISTORY,
+        menu_name="Charts",
+        readers=Role.USER,
+    ),
     Route(
         "/partitions",
         "Jobs, hours and waits by partition",
