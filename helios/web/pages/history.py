@@ -121,9 +121,7 @@ class UseSeries:
         return found
 
 
-def use_series(
-    context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None
-) -> UseSeries:
+def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
     """Return use and waits of a context's window.
 
     Steps that nobody recorded are unknown.
