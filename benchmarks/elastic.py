@@ -47,8 +47,8 @@ ONE_GPU = {"ncf": 32_768}
 BATCHES = 30
 """Global batches that are tried for the time of a job alone."""
 KEPT_BACK = (3, 4)
-LARGE, DIFFERENT = (1000, 500), 50
-"""Jobs, and nodes of four GPUs, of the large decision; and how many of the jobs are of different speed."""
+LARGE = 1000, 500
+"""Jobs, each of its own speed, and nodes of four GPUs of the large decision."""
 
 
 class Timed:
@@ -155,7 +155,7 @@ def time_large(rule: str) -> tuple[float, float]:
     Models are fitted in the first.
     """
     jobs, nodes = LARGE
-    speeds = np.random.default_rng(1).uniform(0.1, 0.2, DIFFERENT)
+    speeds = np.random.default_rng(1).uniform(0.1, 0.2, jobs)
     limits = next(iter(_PROFILES.values())).limits
     rng = np.random.default_rng(1)
     devices = [
@@ -164,8 +164,7 @@ def time_large(rule: str) -> tuple[float, float]:
     trials = []
     for number in range(jobs):
         measured = tuple(
-            (StepRun(1, gpus, limits.smallest_local), StepTime(float(speeds[number % DIFFERENT]), 0.05))
-            for gpus in (1, 2)
+            (StepRun(1, gpus, limits.smallest_local), StepTime(float(speeds[number]), 0.05)) for gpus in (1, 2)
         )
         held = devices[2 * number : 2 * number + 2]
         state = ElasticState(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from helios.training.model import (
 )
 from helios.training.pool import elastic_state
 from helios.training.services.elastic import Elastic, ElasticOptions
-from helios.training.sizes.model import ElasticState
+from helios.training.sizes.model import ElasticState, StepRun, StepTime
 from helios.training.sizes.rules import RULES
 from tests.unit.training.pool.test_coordinator import Watched, run
 from tests.unit.training.pool.test_resizing import FOUR, elastic_sweep, go_on
@@ -136,6 +137,22 @@ def test_a_trial_past_its_first_target_gets_less() -> None:
 def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"rule must be one of .*soonest"):
         ElasticOptions(rule="largest")
+
+
+def test_a_thousand_new_speeds_are_decided_in_two_seconds() -> None:
+    devices = tuple(replace(GPUS[0], name=f"n{node}/gpu:{place}") for node in range(500) for place in range(4))
+    trials = [
+        elastic(
+            number,
+            *(gpu.name for gpu in devices[2 * number : 2 * number + 2]),
+            measured=tuple((StepRun(1, gpus, 10), StepTime(0.2 + number / 1e4, 0.05)) for gpus in (1, 2)),
+            remaining=1e3 + number**2,
+        )
+        for number in range(1000)
+    ]
+    began_s = time.process_time()
+    decide(*trials, devices=devices)
+    assert time.process_time() - began_s < 2
 
 
 def test_a_trial_of_a_running_pool_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
