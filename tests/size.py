@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 4_250,
+    "top, model, metrics": 4_550,
     "ingest": 4_450,
     "warehouse": 2_450,
     "predict": 4_350,
@@ -34,7 +34,7 @@ BUDGET = {
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what. Of training's, 3,500 are pools that can be asked, spaces that grow, curves, shares, placements, data loaders
 and several sweeps in one pool; 900 more are targets, 3,000 elastic sizes, where 2,000 were asked.
-Of control's, 300 are running jobs that yield, and their rails."""
+Of the metrics', 300 are sums of jobs by period. Of control's, 300 are running jobs that yield, and their rails."""
 GROWTH = 0.05
 GOALS = {"core": 46_500, "training": 13_000, "study": 5_500}
 """Code lines that the core and each wing are to come down to."""

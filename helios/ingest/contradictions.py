@@ -14,15 +14,12 @@ import pandas as pd
 
 from helios.ingest.job_rows import JobRows
 from helios.ingest.parse import NOT_A_TIME, Mask, unset_epoch
+from helios.metrics.occupancy import RUNAWAY, RUNAWAY_GRACE
 from helios.model import JobState
 from helios.model.gpu_parts import WAYS, SiteGpus, gpus_from_nodes
 
 CLOCK_STEP = np.timedelta64(1, "D")
 """A start may be earlier than the submission by so much, as clocks and zones leave it."""
-RUNAWAY = np.timedelta64(366, "D")
-"""Age at which a job without a limit does not run any more."""
-RUNAWAY_GRACE = np.timedelta64(7, "D")
-"""A job may run so much longer than twice its limit, as Slurm lets suspended ones (OverTimeLimit, gang scheduling)."""
 LIMIT_GRACE_S = 3_600.0
 """A run above twice its limit and so much more is far above it, s."""
 

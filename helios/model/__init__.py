@@ -13,12 +13,14 @@ from helios.model.job_sizes import (
     SIZE_CLASSES,
     SIZE_HEADS,
     SIZE_NAMES,
+    SIZE_RANGES,
     UNKNOWN_NODE,
     NodeSizes,
     Sizes,
     is_large,
     largest_nodes,
     size_class,
+    size_range,
 )
 from helios.model.nodes import (
     NODE_STATES,

@@ -20,6 +20,9 @@ SIZE_NAMES: Mapping[str, str] = {"below_node": "below a node", "one_node": "one 
 """The classes in words, within a list."""
 SIZE_HEADS: Mapping[str, str] = {"below_node": "<node", "one_node": "1 node", "more_nodes": ">node"}
 """The classes in the head of a narrow table."""
+SIZE_RANGES = ("0", "<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64", "unknown")
+"""Ranges of GPUs (of CPUs where none are recorded), whatever the nodes are."""
+_RANGE_ENDS = (0, np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64, np.inf)
 
 Sizes = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.float64]
 NodeSizes = int | NDArray[np.int64]
@@ -33,6 +36,11 @@ def size_class(gpus: Sizes, node: NodeSizes) -> NDArray[np.int64]:
     """
     known = np.where(np.asarray(node) > 0, node, UNKNOWN_NODE)
     return (gpus >= known).astype(np.int64) + (gpus > known) - np.isnan(gpus)
+
+
+def size_range(size: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the range of each size, as an index into ``SIZE_RANGES``."""
+    return np.searchsorted(_RANGE_ENDS, size, side="left")  # NaN comes after all numbers
 
 
 def is_large(gpus: Sizes, node: NodeSizes) -> NDArray[np.bool_]:

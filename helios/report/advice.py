@@ -95,6 +95,8 @@ class Advice:
     resource : str
         Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval
+    example : str
+        Id of the last of the jobs. Empty where it is not known.
     """
 
     kind: str
@@ -106,6 +108,7 @@ class Advice:
     hours: float
     resource: str
     interval: Interval
+    example: str = ""
 
     def lines(self) -> list[str]:
         """Return it as text, the evidence last."""
@@ -123,8 +126,8 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
     Parameters
     ----------
     jobs : DataFrame
-        ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
-        ``memory_mib`` of ``JOBS``.
+        ``job_id``, ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s``
+        and ``memory_mib`` of ``JOBS``.
     """
     ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     is_counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
@@ -227,7 +230,8 @@ def _upper_bound(values: Floats) -> float:
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
 
-def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
+def describe_group(alike: pd.DataFrame, request: str = "") -> str:
+    """Return what alike jobs have in common, in words."""
     values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
     name = f" {values['words']!r}" if values["words"] else ""
     size = [count_in_words(float(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
@@ -240,7 +244,8 @@ def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
     units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
-    return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
+    last = {"user": str(alike["user"].iloc[-1]), "example": str(alike["job_id"].iloc[-1])}
+    return {**last, "jobs": len(alike), "hours": hours, "resource": resource}
 
 
 def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
@@ -262,7 +267,7 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     limit = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
     return Advice(
         kind="limit_too_long",
-        which=_describe_group(alike, f" with {limit}"),
+        which=describe_group(alike, f" with {limit}"),
         sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
         "gaps of the queue, and start earlier.",
         option=f"--time={slurm_length(proposed_s)}",
@@ -285,7 +290,7 @@ def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Ad
     lost = _hours_held(alike[ended])
     return Advice(
         kind=kind,
-        which=_describe_group(alike, size),
+        which=describe_group(alike, size),
         sentence=f"{count:,} of {len(alike):,} {problem}, "
         f"after {lost['hours']:,.0f} {lost['resource']} hours. {remedy}",
         interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
@@ -309,7 +314,7 @@ def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
         return None
     return Advice(
         kind="memory_too_large",
-        which=_describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
+        which=describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
         sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
         option=f"--mem={proposed_gib}G",
         interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
@@ -327,7 +332,7 @@ def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
         return None
     return Advice(
         kind="cpus_unused",
-        which=_describe_group(alike),
+        which=describe_group(alike),
         sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
         option=f"{proposed} instead of {requested:.0f} CPUs (--cpus-per-task)",
         interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
@@ -349,7 +354,7 @@ def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
     used_gpus = "none" if needed == 0 else f"at most {needed:.0f}"
     return Advice(
         kind="gpus_unused",
-        which=_describe_group(measured),
+        which=describe_group(measured),
         sentence=f"of {count_in_words(requested, 'GPU')} {used_gpus} was ever busy, in all that was measured.",
         option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
         interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),

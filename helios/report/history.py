@@ -13,12 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.queue import mean_level_over_time
-from helios.model import JOBS, JobState
+from helios.model import JOBS, SIZE_RANGES, JobState, size_range
 from helios.units import best_unit
 
 QUANTILES = {"p10": 0.10, "p25": 0.25, "p50": 0.50, "p75": 0.75, "p90": 0.90, "p99": 0.99, "max": 1.0}
-SIZES = ("0", "<1", "1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64", "unknown")
-_SIZE_EDGES = (0, np.nextafter(1, 0), 1, 2, 4, 8, 16, 32, 64, np.inf)
 STATES = ("completed", "cancelled", "failed", "timeout", "other", "unknown")
 BUSIEST = 10
 STEP_S = 900
@@ -158,18 +156,13 @@ def _shares(states: NDArray[np.int64]) -> dict[str, float]:
     return {name: float(share) for name, share in zip(STATES, counts, strict=True) if share}
 
 
-def size_classes(size: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return each size's class as an index into ``SIZES``."""
-    return np.searchsorted(_SIZE_EDGES, size, side="left")  # NaN comes after all numbers
-
-
 def _by_size(
     size: NDArray[np.float64], hours: NDArray[np.float64], states: NDArray[np.int64], wait_s: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    classes = size_classes(size)
+    classes = size_range(size)
     total_hours = max(float(hours.sum()), 1e-9)
     rows = []
-    for number, name in enumerate(SIZES):
+    for number, name in enumerate(SIZE_RANGES):
         inside = classes == number
         if inside.any():
             known = wait_s[inside & ~np.isnan(wait_s)]

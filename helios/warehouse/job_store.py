@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +32,7 @@ class JobStore(RowStore):
         columns: Sequence[str] | None = None,
         last: int | None = None,
         unended_at: datetime | None = None,
+        only: Mapping[str, Collection[str]] | None = None,
     ) -> pd.DataFrame:
         """Return a cluster's jobs submitted in [since, until), in submission order.
 
@@ -48,6 +49,8 @@ class JobStore(RowStore):
         unended_at : datetime, optional
             Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
             left out too.
+        only : mapping of str to collection of str, optional
+            Texts of category columns: a job must have one of them in each column. An empty collection holds all.
 
         Raises
         ------
@@ -67,6 +70,9 @@ class JobStore(RowStore):
                 moment = stored_time(unended_at)
                 # A recorded end may be before the submission.
                 query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
+            for name, texts in (only or {}).items():
+                if texts:
+                    query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
             if last is not None:
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
@@ -187,6 +193,13 @@ class JobStore(RowStore):
                 jobs.cluster_id == find_cluster_id(connection, cluster)
             )
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
+
+
+def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
+    """Return the numbers of texts, of those that are stored."""
+    digests = [text_digest(text) for text in texts]
+    query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
+    return list(connection.execute(query).scalars())
 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from helios.errors import UsageError
+from helios.metrics.occupancy import Floats
+from helios.model import SIZE_RANGES, size_range
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
-from helios.report.admin.usage import JOB_KEY, UNKNOWN, Floats, with_first_prediction
-from helios.report.history import SIZES, size_classes
+from helios.report.admin.usage import JOB_KEY, UNKNOWN, with_first_prediction
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
@@ -159,8 +160,11 @@ def _groupings(table: pd.DataFrame, names: tuple[str, ...], timezone: str) -> It
         if name == "all":
             yield name, pd.Series("", index=table.index, dtype="object")
         elif name == "size":
-            place = size_classes(table["gpus"].to_numpy())
-            yield name, pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=table.index)
+            place = size_range(table["gpus"].to_numpy())
+            yield (
+                name,
+                pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZE_RANGES), ordered=True), index=table.index),
+            )
         elif name == "day":
             yield name, table["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
         else:

@@ -13,22 +13,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.ingest.contradictions import RUNAWAY, RUNAWAY_GRACE
+from helios.metrics.occupancy import (
+    FAILURES,
+    STILL_RUNNING,
+    STILL_WAITING,
+    Flags,
+    Floats,
+    held_until_us,
+    microseconds,
+)
 from helios.metrics.queue import mean_level_over_time
-from helios.model import JobState, unknown_gpus_note
+from helios.model import NEVER_US, JobState, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
 
 JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
-FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})
-"""Ends that nobody wanted; a time limit reached and a cancellation may be a choice."""
-STILL_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
-STILL_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
-
-SECOND = np.timedelta64(1, "s")
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
@@ -173,26 +172,19 @@ def held_s(jobs: pd.DataFrame, *, since: datetime, until: datetime, now: datetim
         From start to end, and without suspensions. When a job was suspended is unknown, so that they are spread evenly
         over its run.
     """
-    run_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
-    begin_s, end_s = (_seconds_after(since, jobs[name]) for name in ("started_at", "ended_at"))
-    runs = np.isnan(end_s) & is_in(jobs, STILL_RUNNING)
-    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-    # Else jobs that ran when an old history was recorded would hold nodes until today.
-    most_s = np.where(np.isfinite(limit_s), 2 * limit_s + RUNAWAY_GRACE / SECOND, RUNAWAY / SECOND)
-    end_s = np.where(runs, np.minimum((now - since).total_seconds(), begin_s + most_s), end_s)
-    # Some traces have a start and a length, but no end.
-    end_s = np.where(runs | (end_s > begin_s), end_s, begin_s + run_s)
-    inside_s = np.minimum(end_s, (until - since).total_seconds()) - np.maximum(begin_s, 0.0)
-    whole_s = np.where(submitted_in(jobs, since, until), run_s, 0.0)
-    held = np.maximum(np.nan_to_num(np.where(np.isnan(begin_s), whole_s, inside_s)), 0.0)
-    length_s = end_s - begin_s
-    suspended = ~runs & (run_s < length_s)
+    run_s, limit_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("run_time_s", "time_limit_s"))
+    begin, end = (microseconds(jobs[name]) for name in ("started_at", "ended_at"))
+    since_us, until_us, now_us = (round(moment.timestamp() * 1e6) for moment in (since, until, now))
+    started, runs = begin != NEVER_US, is_in(jobs, STILL_RUNNING)
+    goes_on = runs & (end == NEVER_US)
+    end = held_until_us(started_us=begin, ended_us=end, run_s=run_s, limit_s=limit_s, runs=runs, now_us=now_us)
+    inside_s = (np.minimum(end, until_us) - np.maximum(begin, since_us)) / 1e6
+    whole_s = np.where(submitted_in(jobs, since, until), np.nan_to_num(run_s), 0.0)
+    held = np.maximum(np.where(started, inside_s, whole_s), 0.0)
+    length_s = (end - begin) / 1e6
+    suspended = ~goes_on & (run_s < length_s)
     # slurmdbd takes suspensions off CPUs only, because a suspended job keeps its GPUs and memory.
     return held, held * np.divide(run_s, length_s, out=np.ones_like(held), where=suspended)
-
-
-def _seconds_after(since: datetime, times: pd.Series[Any]) -> Floats:
-    return np.asarray((times - pd.Timestamp(since)).dt.total_seconds(), dtype=np.float64)
 
 
 def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:

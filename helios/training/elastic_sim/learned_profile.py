@@ -8,30 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from helios.training.sizes.goodput import SpeedModel, fit_speed
-from helios.training.sizes.model import BatchLimits, Gradient, StepRun, StepTime, statistical_gain
+from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime, statistical_gain
 
 MOST_PARTS, FEWEST_PARTS = 100, 4
 """Parts of a training, whose ends simulations round to seconds."""
 PART_S = 20.0
 """Least time of one, s, so that rounding stays below some 2 %."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRun:
-    """What a trial has shown.
-
-    Attributes
-    ----------
-    batch : int
-        Over all devices, at its last report.
-    work : float
-        The whole training, in steps of the smallest batch.
-    """
-
-    batch: int
-    work: float
-    gradient: Gradient
-    measured: Mapping[StepRun, StepTime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +64,14 @@ class LearnedProfile:
         return self.progress_after(epoch + 1)
 
 
-def learn_profile(name: str, limits: BatchLimits, runs: Sequence[ShownRun]) -> LearnedProfile:
-    """Return the profile of trials that are taken to be alike."""
-    batch, gradient = runs[-1].batch, runs[-1].gradient
-    steps = median(run.work for run in runs) / statistical_gain(gradient, batch / limits.smallest)
+def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:
+    """Return the profile of trials that are taken to be alike, of which all is known."""
+    batch, gradient = shown[-1].batch, shown[-1].gradient
+    assert batch is not None and gradient is not None
+    steps = median(state.work or 0.0 for state in shown) / statistical_gain(gradient, batch / limits.smallest)
     times: dict[StepRun, list[StepTime]] = defaultdict(list)
-    for run in runs:
-        for step, time in run.measured.items():
+    for state in shown:
+        for step, time in state.measured:
             times[step].append(time)
     measured = {step: StepTime(*map(fmean, zip(*found, strict=True))) for step, found in sorted(times.items())}
     speed = fit_speed(tuple(measured.items()))

@@ -113,6 +113,12 @@ class ElasticState:
         Steps that it has taken, sorted. Empty before the first.
     gradient : Gradient, optional
         Of the last steps.
+    batch : int, optional
+        Samples of the last step, over all devices.
+    work : float, optional
+        Progress from its begin to its end.
+    epochs : float, optional
+        All of its epochs.
     change_s : float
         How long it stands still when its devices change, s.
     kept_until_s : float
@@ -129,6 +135,9 @@ class ElasticState:
     remaining: float | None = None
     measured: Measured = ()
     gradient: Gradient | None = None
+    batch: int | None = None
+    work: float | None = None
+    epochs: float | None = None
     change_s: float = 30.0
     least: int = 1
     kept_until_s: float = 0.0

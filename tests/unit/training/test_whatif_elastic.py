@@ -10,16 +10,21 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from helios.errors import UsageError
-from helios.training.pool.state import StateFile, trial_folder
+from helios.model.trial_runs import TrialRun
+from helios.training.model import TrialState
+from helios.training.past_runs import keep_runs
+from helios.training.pool.state import StateFile, run_entry
+from helios.training.pool.sweep import program
+from helios.training.pool.sweep_file import read_training_sweep
 from helios.training.whatif_elastic import elastic_whatif
 from helios.training.whatif_elastic_page import sizes_figure
 from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome, elastic_whatif_table
+from helios.warehouse import Warehouse
 from tests.unit.training.elastic_sim.models import write_model
 
 SWEEP = """
@@ -39,21 +44,23 @@ START_S = 30.0
 
 
 def write_pool(sweep: Path, steps: Mapping[int, float], *, pause_s: float | None = None) -> Path:
-    """Write a pool where a trial reported a tenth of its work with steps of these seconds."""
+    """Write a pool where a trial has shown that it takes a thousand steps of these seconds."""
+    read = read_training_sweep(sweep)
+    assert read.elastic is not None
+    smallest = read.elastic.batch[0]
+    sizes = {"smallest": smallest, "batch": 64, "work": 1_000.0, "epochs": 100, "square": 1.0, "variance": 64.0}
+    sizes |= {"steps": [[1, devices, 64 // devices, step_s, 0.0] for devices, step_s in steps.items()]}
+    sizes |= {} if pause_s is None else {"pause_s": pause_s}
+    run = TrialRun(
+        pool="", number=0, attempt=1, program=program(read), family="train.py", parameters={}, device_kind="cpu",
+        device_model="1 core", outcome="interrupted", started_s=0.0, seconds=100.0, sizes=sizes,
+    )  # fmt: skip
     folder = sweep.with_suffix(".pool")
     with StateFile(folder, {"command": ["python", "train.py", "{lr}"]}) as state:
         state.record_created(0, {"lr": 0.1})
         state.record_started(0, devices=["cpu:0"], memory_limit_mib=None)
-        if pause_s is not None:
-            state.record_resized(0, devices=["cpu:0", "cpu:1"], pause_s=pause_s, in_place=True)
-    reports = trial_folder(folder, 0) / "report.jsonl"
-    reports.parent.mkdir(parents=True)
-    lines = []
-    for devices, step_s in steps.items():
-        told: dict[str, Any] = {"devices": devices, "local": 64 // devices, "accumulation": 0, "step_s": step_s}
-        told |= {"sync_s": 0.0, "square": 1.0, "variance": 64.0, "epoch": 10, "epochs": 100, "progress": 100.0}
-        lines.append(json.dumps({"step": 100, "progress": 0.1, "elastic": told}))
-    reports.write_text("\n".join(lines) + "\n")
+        ended = {"state": TrialState.WAITING, "seconds": 100.0, "peak_memory_mib": None, "metrics": {}, "value": None}
+        state.record_ended(0, what="interrupted", **ended, run=run_entry(run))
     return folder
 
 
@@ -247,3 +254,12 @@ def test_other_questions_import_nothing_of_it() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "whatif_elastic" not in answer.stdout
     assert "elastic_sim" not in answer.stdout
+
+
+def test_runs_in_the_warehouse_are_earlier_runs(sweep: Path) -> None:
+    database = f"sqlite:///{sweep.parent / 'helios.db'}"
+    folder = write_pool(sweep, STEPS)
+    with Warehouse.open(database):
+        keep_runs(database, [folder])
+    shutil.rmtree(folder)
+    assert elastic_whatif(sweep, gpus=2, database=database).rules.keys() == {"elastic", "fixed 1", "fixed 2"}

@@ -1,0 +1,141 @@
+"""Use, waiting and submissions by day, for charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.reports import CLOCK_SKEW, ReportContext
+from helios.dates import local_day
+from helios.metrics.job_sums import JobArrays, Sums, bin_quantiles, sum_jobs
+from helios.model import SIZE_RANGES, size_range
+
+By = Literal["", "partition", "account", "size"]
+LONGEST_BY_DAY = timedelta(days=400)
+"""Longest window that is given by day. Longer ones are given by month."""
+MOST_GROUPS = 8
+"""Most groups of a chart: more colours than these are not told apart."""
+OTHERS = "others"
+UNKNOWN = "(unknown)"
+_MS_PER_HOUR = 3_600_000
+_WAIT = 0
+"""Place of waits in ``DISTRIBUTIONS``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SeriesFrame:
+    """Figures of each step and group of a window.
+
+    Attributes
+    ----------
+    rows : DataFrame
+        A row for each step and group, by time and then the group with most hours first: ``day`` (begin of the step in
+        the cluster's time zone), ``group`` (empty where all jobs are one), ``gpu_hours`` and ``cpu_hours`` held,
+        ``gpu_hours_waited`` and ``cpu_hours_waited`` (over the hours of the step, GPUs that waited on average),
+        ``submitted``, ``started`` and ``ended`` jobs, and of the jobs submitted in the step ``p50_wait_s`` and
+        ``p90_wait_s``, within 1 %. What is not known is NaN.
+    step : str
+        ``day`` or ``month``. The first and the last are cut by the window.
+    timezone : str
+    """
+
+    rows: pd.DataFrame
+    step: Literal["day", "month"]
+    timezone: str
+
+
+def series(
+    context: ReportContext, *, by: By, since: datetime | None = None, until: datetime | None = None
+) -> SeriesFrame:
+    """Return use, waiting and submissions of a window by day.
+
+    A window above ``LONGEST_BY_DAY`` is given by month. At most ``MOST_GROUPS`` groups are named, those with most
+    hours; the rest is ``OTHERS``.
+
+    Parameters
+    ----------
+    by : str
+        What to group by; empty for one group.
+    since, until : datetime, optional
+        The window, by default that of the query.
+    """
+    since, until = since or context.since, until or context.until
+    step: Literal["day", "month"] = "month" if until - since > LONGEST_BY_DAY else "day"
+    edges = _edges(since, until, step=step, timezone=context.timezone)
+    sums, names = _sum_groups(context, by, edges)
+    named, place = _largest(sums, names)
+    cells = sums.cells.assign(group=place[sums.cells["group"]]).groupby(["period", "group"]).sum()
+    shape = pd.MultiIndex.from_product([range(len(edges) - 1), range(len(named))], names=["period", "group"])
+    cells = cells.reindex(shape, fill_value=0)
+    waits = sums.bins[sums.bins["kind"] == _WAIT]
+    waits = waits.assign(group=place[waits["group"]])
+    quantiles = {
+        key: bin_quantiles(part["bin"].to_numpy(), part["count"].to_numpy(), [0.5, 0.9])
+        for key, part in waits.groupby(["period", "group"])
+    }
+    none = [np.nan, np.nan]
+    found = np.array([quantiles.get(key, none) for key in shape], dtype=np.float64).reshape(-1, 2) / 1000
+    unknown = ((cells["present"] > 0) & (cells["with_gpus"] == 0)).to_numpy()
+    hours = {name: cells[f"{name}_ms"].to_numpy() / _MS_PER_HOUR for name in ("gpu", "cpu", "queued_gpu", "queued_cpu")}
+    begins = pd.DatetimeIndex(edges[:-1]).tz_convert(context.timezone)
+    rows = pd.DataFrame(
+        {
+            "day": begins[shape.get_level_values("period")],
+            "group": [named[group] for group in shape.get_level_values("group")],
+            "gpu_hours": np.where(unknown, np.nan, hours["gpu"]),
+            "cpu_hours": hours["cpu"],
+            "gpu_hours_waited": np.where(unknown, np.nan, hours["queued_gpu"]),
+            "cpu_hours_waited": hours["queued_cpu"],
+            **{name: cells[name].to_numpy() for name in ("submitted", "started", "ended")},
+            "p50_wait_s": found[:, 0],
+            "p90_wait_s": found[:, 1],
+        }
+    )
+    return SeriesFrame(rows=rows, step=step, timezone=context.timezone)
+
+
+def _edges(since: datetime, until: datetime, *, step: str, timezone: str) -> list[datetime]:
+    """Return the edges of the steps.
+
+    They are those of the window, and the local midnights or first days of months in it.
+    """
+    edges, day = [since], since
+    while True:
+        _, day = local_day(day, timezone=timezone)
+        if day >= until:
+            return [*edges, until]
+        if step == "day" or pd.Timestamp(day).tz_convert(timezone).day == 1:
+            edges.append(day)
+
+
+def _sum_groups(context: ReportContext, by: By, edges: list[datetime]) -> tuple[Sums, list[str]]:
+    """Return the sums by step and group, and the names of the groups."""
+    jobs = context.jobs(datetime(1970, 1, 1, tzinfo=UTC), edges[-1] + CLOCK_SKEW, unended_at=edges[0])
+    if by == "size":
+        group, names = size_range(jobs["gpus"].to_numpy(dtype=np.float64)), list(SIZE_RANGES)
+    elif by:
+        codes = jobs[by].cat.codes.to_numpy().astype(np.int64)
+        names = [*map(str, jobs[by].cat.categories), UNKNOWN]
+        group = np.where(codes < 0, len(names) - 1, codes)
+    else:
+        group, names = np.zeros(len(jobs), dtype=np.int64), [""]
+    edges_us = np.array([int(edge.timestamp() * 1_000_000) for edge in edges], dtype=np.int64)
+    now_us, until_us = int(context.query.now.timestamp() * 1_000_000), int(edges_us[-1])
+    arrays = JobArrays.of_frame(jobs)
+    return sum_jobs(arrays, group=group, edges_us=edges_us, now_us=now_us, until_us=until_us), names
+
+
+def _largest(sums: Sums, names: list[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names to show, and the place of each group among them."""
+    total = sums.cells.groupby("group")[["gpu_ms", "cpu_ms", "submitted"]].sum()
+    by = "gpu_ms" if bool((total["gpu_ms"] > 0).any()) else "cpu_ms"
+    order = total.sort_values([by, "submitted"], ascending=False, kind="stable").index.to_numpy(dtype=np.int64)
+    shown = order if len(order) <= MOST_GROUPS else order[: MOST_GROUPS - 1]
+    place = np.full(len(names), len(shown), dtype=np.int64)
+    place[shown] = np.arange(len(shown))
+    return [*(names[group] for group in shown), *([OTHERS] if len(shown) < len(order) else [])], place
