@@ -34,6 +34,8 @@ LABELS = {
     "partition": "Partition",
     "by": "Group by",
     "result": "Result",
+    "state": "State",
+    "name": "Name has",
 }
 WINDOW = ("from", "to")
 WINDOWS = {"Day": "now-1days", "Week": "now-7days", "4 weeks": "now-4weeks", "Year": "now-365days"}
@@ -89,6 +91,7 @@ def render_page(
     *,
     route: Route | None,
     is_history: bool = False,
+    age: str = "",
     lines: Sequence[str] = (),
 ) -> str:
     """Return a page as HTML.
@@ -99,6 +102,8 @@ def render_page(
         None for a page that is in no place, such as what a search finds.
     is_history : bool
         Whether no live Slurm stands behind the pages.
+    age : str
+        How old what is shown is, where that is not the present.
     lines : sequence of str
         Sentences before everything else.
     """
@@ -113,6 +118,7 @@ def render_page(
             (section, figures, tables, _charts(section), _view(section, address))
             for section, figures, tables in filled_sections(page.sections, has_more=_has_more)
         ],
+        age=age,
         lines=lines,
         places=_places(readable),
         place=route.place if route else "",
@@ -152,7 +158,7 @@ def _charts(section: PageSection) -> list[tuple[Chart, TableCells]]:
 
 def _view(section: PageSection, address: Address) -> TableView | None:
     data = section.data if isinstance(section, Section) else None
-    return None if data is None or data.answer.rows.empty else data.view(address.given)
+    return None if data is None or data.is_empty else data.view(address.given)
 
 
 def _places(readable: Sequence[Route]) -> dict[MenuPlace, str]:

@@ -134,6 +134,7 @@ def open_server(settings: Settings, *, token: str, cluster: str | None = None) -
         user_header=web.user_header,
         admins=frozenset(_names(web.admins)),
         managers=frozenset(_names(web.managers)),
+        framed_by=tuple(_names(web.framed_by)),
     )
     return WebServer(web_application(Site(settings, cluster=cluster), access), listen=web.listen)
 
