@@ -5,6 +5,7 @@ Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -177,8 +178,12 @@ def write_cells(answer: ReportTable, fields: Sequence[Field]) -> TableCells:
 
 def write_cell(value: Any, field: Field, *, timezone: str) -> str:
     """Return one value as a page shows it, empty where it is missing."""
+    if pd.isna(value):
+        return ""
     if field.kind is FieldKind.LENGTH:
-        return duration(value) if pd.notna(value) else ""
+        return duration(value) if math.isfinite(value) else "unlimited"
+    if field.kind in {FieldKind.COUNT, FieldKind.DECIMAL}:
+        return f"{value:,.{0 if field.kind is FieldKind.COUNT else 1}f}"
     return write_values(value, field.kind, timezone=timezone)
 
 

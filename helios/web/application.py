@@ -28,8 +28,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helios.app.explain import NodeUnknown
 from helios.app.explain_past import JobUnknown
+from helios.app.subjects import SubjectUnknown
 from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.report.html import PageSection, TableCells
 from helios.web.openapi import openapi
@@ -240,7 +240,7 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
                 raise PageMissing("This page is not for you.", hint="Your own jobs are on the first page.")
             page = _made(route, site, reader, given, cache)
             return _page_response(question, page, headers=card_headers if page.is_card else HEADERS)
-        except (PageMissing, JobUnknown, NodeUnknown, NoSuchCluster) as reason:
+        except (PageMissing, JobUnknown, SubjectUnknown, NoSuchCluster) as reason:
             return _problem_response(question, reason, 404)
         except HeliosError as reason:
             status = 400 if isinstance(reason, UsageError) else 503

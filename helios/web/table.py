@@ -171,7 +171,8 @@ class TableView:
     def next_sort(self, field: Field) -> str:
         """Return the order that a column's head asks for.
 
-        It is empty where rows are not sorted by that. Numbers begin with the largest, texts with A; a second time turns it round.
+        It is empty where rows are not sorted by that. Numbers begin with the largest, texts with A; a second time turns
+        it round.
         """
         if self.sorted_by is not None and field.name not in self.sorted_by:
             return ""

@@ -124,7 +124,7 @@ def test_use_is_counted_by_user_and_a_user_has_a_page(web: TestClient) -> None:
     assert {row["group"]: row["jobs"] for row in rows} == {"alice": 40, "bob": 40}
     only = web.get("/users?user=bob", headers=JSON).json()["rows"]
     assert [row["group"] for row in only] == ["bob"]
-    assert web.get("/users/bob", headers=JSON).json()["use"]["rows"][0]["jobs"] == 40
+    assert web.get("/users/bob", headers=JSON).json()["by_partition"][0]["jobs"] == 40
 
 
 def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
@@ -310,7 +310,7 @@ def test_an_admin_sees_all_advice_and_a_user_their_own(fake_site: FakeSite) -> N
         only = web.get("/advice?user=bob", headers=of["root"]).json()
         assert {one["user"] for one in only["advice"]} == {"bob"}
         page = web.get("/advice", headers={**HTML, "X-Remote-User": "alice"}).text
-        assert "--time=01:15:00" in page and "Evidence: 30 jobs" in page
+        assert "--time=01:15:00" in page and "the middle 8 of 10 ran: 1 h to 1 h" in page
         assert web.get("/study", headers=of["alice"]).status_code == 404
 
 
