@@ -35,6 +35,8 @@ LABELS = {
     "partition": "Partition",
     "by": "Group by",
     "result": "Result",
+    "state": "State",
+    "name": "Name has",
 }
 HEADS = {
     "JobID": "Job",
@@ -112,6 +114,7 @@ def render_page(
     *,
     route: Route | None,
     is_history: bool = False,
+    age: str = "",
     lines: Sequence[str] = (),
 ) -> str:
     """Return a page as HTML.
@@ -122,6 +125,8 @@ def render_page(
         None for a page that is in no place, such as what a search finds.
     is_history : bool
         Whether no live Slurm stands behind the pages.
+    age : str
+        How old what is shown is, where that is not the present.
     lines : sequence of str
         Sentences before everything else.
     """
@@ -136,6 +141,7 @@ def render_page(
             (section, figures, tables, _charts(section), _view(section, address))
             for section, figures, tables in filled_sections(page.sections, has_more=_has_more)
         ],
+        age=age,
         lines=lines,
         places=_places(readable),
         place=route.place if route else "",
@@ -175,7 +181,7 @@ def _charts(section: PageSection) -> list[tuple[Chart, TableCells]]:
 
 def _view(section: PageSection, address: Address) -> TableView | None:
     data = section.data if isinstance(section, Section) else None
-    return None if data is None or data.answer.rows.empty else data.view(address.given)
+    return None if data is None or data.is_empty else data.view(address.given)
 
 
 def _places(readable: Sequence[Route]) -> dict[MenuPlace, str]:
