@@ -96,7 +96,8 @@ def _decision_events(decisions: pd.DataFrame) -> Iterator[JobEvent]:
     """Yield the decisions, equal ones after each other as one."""
     if decisions.empty:
         return
-    entries = decisions.astype(object).where(decisions.notna(), "")
+    timed = decisions[decisions["decided_at"].notna()]
+    entries = timed.astype(object).where(timed.notna(), "")
     changed = (entries[SAME_DECISION] != entries[SAME_DECISION].shift()).any(axis=1).cumsum()
     for _, same in entries.groupby(changed, sort=False):
         first, last = same.iloc[0].to_dict(), same["decided_at"].iloc[-1]

@@ -53,7 +53,7 @@ FIGURES = declare_fields(
 )
 COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
 NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
-GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
+GROUPS = {"user": "User", "account": "Account", "partition": "Partition", "size": "Size"}
 
 STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
 MOST_STEPS = 48
@@ -219,7 +219,7 @@ def usage_by(
     Parameters
     ----------
     group : str
-        A key of ``GROUPS``.
+        A key of ``GROUPS``, and a category column of the jobs.
     jobs : DataFrame
         Columns of ``JOBS``, with all jobs that were submitted in the window or held resources in it.
     predictions : DataFrame

@@ -133,6 +133,15 @@ def test_a_trial_past_its_first_target_gets_less() -> None:
     assert len(held[0]) < len(held[1])
 
 
+@pytest.mark.parametrize(("weight", "reached", "gets_more"), [(20.0, 0, 0), (1.0, 1, 1), (20.0, 1, 0)])
+def test_weights_and_targets_are_multiplied(weight: float, reached: int, gets_more: int) -> None:
+    target = Target(metric="accuracy", first=0.5, second=0.9)
+    trials = elastic(0, "n0/gpu:0"), elastic(1, "n1/gpu:0")
+    trials = (replace(trials[0], weight=weight, target=target, targets_reached=reached), trials[1])
+    devices = after(trials, decide(*trials))
+    assert len(devices[gets_more]) > len(devices[1 - gets_more])
+
+
 def test_trials_of_a_fixed_batch_try_two_devices() -> None:
     limits = replace(LIMITS, largest=10, smallest_local=5)
     trials = [elastic(number, f"n0/gpu:{number}", most=2, limits=limits) for number in range(4)]
