@@ -5,8 +5,10 @@ Each function reads a live site, and returns the answer to each question as the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.browser.rig import Reader
-from tests.browser.sites import BAD_NODE
+from tests.browser.sites import ADMIN, BAD_NODE, MANAGER, LiveSite, ServedSite
 
 
 def follow(reader: Reader, *names: str) -> None:
@@ -64,3 +66,26 @@ def managers_month(reader: Reader) -> dict[str, str]:
     follow(reader, "Partitions")
     told["waits by partition"] = answer(reader)
     return told
+
+
+def past_week(reader: Reader) -> dict[str, str]:
+    """Look, without a live Slurm, at who used the cluster, at the largest user, and at one job."""
+    reader.open("/")
+    told = {"what is loaded": answer(reader)}
+    follow(reader, "History", "Users")
+    reader.click(reader.page.locator("tbody a").first)
+    told["what the largest user did"] = answer(reader)
+    search(reader, reader.site.names["job"])
+    told["what a job did"] = answer(reader)
+    return told
+
+
+def journeys(site: ServedSite) -> dict[str, tuple[str, Callable[[Reader], dict[str, str]]]]:
+    """Return who makes which journeys on a site."""
+    if not isinstance(site, LiveSite):
+        return {"an admin's past week": (ADMIN, past_week)}
+    return {
+        "an admin's morning": (ADMIN, lambda reader: admins_morning(reader, site.waiting["bob"][0])),
+        "a user's question": ("alice", lambda reader: users_question(reader, site.waiting["alice"][0])),
+        "a manager's month": (MANAGER, managers_month),
+    }

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.browser.conftest import Opener
-from tests.browser.journeys import admins_morning, answer, follow, managers_month, search, users_question
-from tests.browser.sites import BAD_NODE, MANAGER, USERS, LiveSite
+from tests.browser.journeys import admins_morning, answer, follow, managers_month, past_week, search, users_question
+from tests.browser.sites import BAD_NODE, MANAGER, USERS, LiveSite, TraceSite
 
 
 def query(address: str) -> dict[str, list[str]]:
@@ -52,6 +52,13 @@ def test_a_manager_takes_the_hours_of_accounts_home_as_csv(reader: Opener, live_
     hours = float(rows["vision"]["gpu_hours"])
     assert f"{hours:,.1f}" in cells(told["hours by account"], "vision")
     assert len(cells(told["waits by partition"], "gpu")) > 5
+
+
+def test_a_history_without_slurm_tells_of_its_users_and_jobs(reader: Opener, venus_site: TraceSite) -> None:
+    told = past_week(reader(venus_site))
+    assert "15,000 jobs are loaded" in told["what is loaded"]
+    assert told["what the largest user did"].startswith("Users\nUser ")
+    assert "Job 1 of" in told["what a job did"]
 
 
 def test_a_question_is_answered_by_keyboard_alone(reader: Opener, live_site: LiveSite) -> None:
