@@ -33,6 +33,8 @@ from helios.units import count_in_words, percent
 
 MOST_TRIALS = 192
 """Trials that are simulated at most."""
+CHANGES, STARTS = "as changes took", "as starts took, since no trial changed its size yet"
+"""From what is known how long a change takes, the better source first."""
 
 Profile = ModelProfile | LearnedProfile
 
@@ -81,7 +83,7 @@ def elastic_whatif(
         raise UsageError(f"{count} GPUs are no whole nodes of {gpus_per_node}.", hint="Give a multiple: --gpus 16")
     nodes = (gpus_per_node or count,) * (count // (gpus_per_node or count))
     notes = [f"{choice.name} has the option {name} = {json.dumps(value)}." for name, value in choice.options.items()]
-    jobs, pauses_s = list[ElasticJob](), list[float]()
+    jobs, costs_s = list[ElasticJob](), {CHANGES: list[float](), STARTS: [], "which is assumed": [CHANGE_S]}
     for name, sweep in zip(pool_names(paths), sweeps, strict=True):
         drawn = sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed)
         if len(drawn) < sweep.trials:
@@ -93,7 +95,7 @@ def elastic_whatif(
         else:
             runs, problem = runs_of_sweep(sweep, folders, database)
             notes += [problem] if problem else []
-            known = _learn_profiles(sweep, elastic, runs, drawn, notes=notes, pauses_s=pauses_s)
+            known = _learn_profiles(sweep, elastic, runs, drawn, notes=notes, costs_s=costs_s)
         jobs += [
             ElasticJob(
                 name=f"{name.removesuffix('.toml')}:{number}" if len(sweeps) > 1 else f"trial {number}",
@@ -105,11 +107,12 @@ def elastic_whatif(
                 most_gpus=elastic.most,
                 every_s=elastic.every_s,
                 weight=sweep.weight,
+                family=f"{name} {profile.name}",
             )
             for number, profile in enumerate(known)
         ]
-    change_s = max(1, round(median(pauses_s or [CHANGE_S])))
-    source = "as measured" if pauses_s else "which is assumed, since no trial changed its size yet"
+    source, known_s = next((source, known_s) for source, known_s in costs_s.items() if known_s)
+    change_s = max(1, round(median(known_s)))
     notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
     notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
     if profiles is not None:
@@ -232,11 +235,11 @@ def _learn_profiles(
     drawn: Sequence[Mapping[str, Any]],
     *,
     notes: list[str],
-    pauses_s: list[float],
+    costs_s: Mapping[str, list[float]],
 ) -> list[Profile]:
     """Return the profile of each trial by earlier runs.
 
-    Notes, and how long changes of devices took, are added to the lists.
+    Notes, and how long starts and changes took, are added to the lists.
     """
     limits = BatchLimits(*elastic.batch, *elastic.local_batch)
     new = ElasticState(asked=1, most=1, limits=limits, submit_s=0.0)
@@ -245,7 +248,8 @@ def _learn_profiles(
     alike = [run for run in told if run.device_model == told[-1].device_model]
     for run in alike:
         state = begin_with(new, elastic, [run.sizes])
-        pauses_s += [run.sizes["pause_s"]] if "pause_s" in run.sizes else []
+        costs_s[CHANGES].extend([run.sizes["pause_s"]] if "pause_s" in run.sizes else [])
+        costs_s[STARTS].extend([] if run.start_up_s is None else [run.start_up_s])
         if state.measured and state.gradient and state.batch and state.work:
             shown.setdefault(run.family, []).append(state)
     if not shown:

@@ -88,7 +88,8 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
     sizes = possible_sizes(snapshot)
     reached = {job.name: _learned_goodputs(job, snapshot, sizes) for job in snapshot.jobs}
     known = [job for job in snapshot.jobs if len(reached[job.name][0])]
-    longest_first = sorted(known, key=lambda job: -_time_left(job, snapshot, *reached[job.name]))
+    # Of equal jobs the heavier ends first: in a queue that is the shortest weighted time (Smith, 1956).
+    longest_first = sorted(known, key=lambda job: -_time_left(job, snapshot, *reached[job.name]) / job.weight)
     prices = find_prices(longest_first, reached, snapshot.gpus)
     gains = {}
     for job, price in zip(longest_first, prices, strict=True):

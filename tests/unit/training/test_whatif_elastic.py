@@ -43,7 +43,9 @@ START_S = 30.0
 """What a start is taken to cost."""
 
 
-def write_pool(sweep: Path, steps: Mapping[int, float], *, pause_s: float | None = None) -> Path:
+def write_pool(
+    sweep: Path, steps: Mapping[int, float], *, pause_s: float | None = None, start_s: float | None = None
+) -> Path:
     """Write a pool where a trial has shown that it takes a thousand steps of these seconds."""
     read = read_training_sweep(sweep)
     assert read.elastic is not None
@@ -53,7 +55,7 @@ def write_pool(sweep: Path, steps: Mapping[int, float], *, pause_s: float | None
     sizes |= {} if pause_s is None else {"pause_s": pause_s}
     run = TrialRun(
         pool="", number=0, attempt=1, program=program(read), family="train.py", parameters={}, device_kind="cpu",
-        device_model="1 core", outcome="interrupted", started_s=0.0, seconds=100.0, sizes=sizes,
+        device_model="1 core", outcome="interrupted", started_s=0.0, seconds=100.0, start_up_s=start_s, sizes=sizes,
     )  # fmt: skip
     folder = sweep.with_suffix(".pool")
     with StateFile(folder, {"command": ["python", "train.py", "{lr}"]}) as state:
@@ -104,6 +106,14 @@ def test_the_service_is_that_of_a_pool(sweep: Path) -> None:
     assert 'elastic has the option rule = "fixed".' in found.notes
 
 
+def test_equal_trials_end_about_as_soon_as_on_the_best_size(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1, 0.2, 0.3, 0.4]").replace("most = 2", "most = 4"))
+    write_pool(sweep, {devices: 10 / devices for devices in (1, 2, 4)})
+    found = elastic_whatif(sweep, gpus=4).to_json()["rules"]
+    best_s = min(outcome["mean_s"] for rule, outcome in found.items() if rule != "elastic")
+    assert found["elastic"]["mean_s"] < 1.1 * best_s
+
+
 def test_no_trial_changes_more_often_than_its_sweep_allows(sweep: Path) -> None:
     sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1]") + "every_s = 1e5\n")
     write_pool(sweep, STEPS)
@@ -135,9 +145,12 @@ def test_perfect_scaling_is_never_assumed_silently(sweep: Path) -> None:
     assert not any("communication" in note for note in elastic_whatif(sweep, gpus=2).notes)
 
 
-@pytest.mark.parametrize(("pause_s", "told"), [(None, "30 s, which is assumed"), (4.2, "4 s, as measured")])
-def test_a_change_costs_what_it_did(sweep: Path, pause_s: float | None, told: str) -> None:
-    write_pool(sweep, STEPS, pause_s=pause_s)
+@pytest.mark.parametrize(
+    ("pause_s", "start_s", "told"),
+    [(None, None, "30 s, which is assumed"), (None, 8.0, "8 s, as starts took"), (4.2, 8.0, "4 s, as changes took")],
+)
+def test_a_change_costs_what_it_did(sweep: Path, pause_s: float | None, start_s: float | None, told: str) -> None:
+    write_pool(sweep, STEPS, pause_s=pause_s, start_s=start_s)
     assert any(told in note for note in elastic_whatif(sweep, gpus=2).notes)
 
 
