@@ -12,14 +12,13 @@ import pandas as pd
 
 from helios.app.reports import CLOCK_SKEW, ReportContext, ReportQuery, open_context
 from helios.errors import UsageError
-from helios.model import JOBS, NODES
+from helios.model import JOBS, NODES, SIZE_RANGES, size_range
 from helios.model.frames import plain
 from helios.model.nodes import expand_valid
 from helios.model.slurm_site import PartitionRules
 from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import held_s, running_at, usage_by, wait_s, waiting_at
-from helios.report.history import SIZES, size_classes
 from helios.units import HOUR_S, count_in_words, duration_in_words, in_number, percent
 
 LAST_JOBS = 50
@@ -216,7 +215,7 @@ def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
     """Return use and waits by group, without errors of predictions."""
     if group == "size":
         size = jobs["gpus"] if (jobs["gpus"] > 0).any() else jobs["cpus"]
-        jobs = jobs.assign(size=pd.Categorical.from_codes(size_classes(size.to_numpy()), pd.Index(SIZES)))
+        jobs = jobs.assign(size=pd.Categorical.from_codes(size_range(size.to_numpy()), pd.Index(SIZE_RANGES)))
     table = usage_by(
         group,
         jobs,
@@ -229,7 +228,7 @@ def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
     )
     rows = table.rows
     if group == "size":
-        rows = rows.sort_values("group", key=lambda names: names.map(SIZES.index), ignore_index=True)
+        rows = rows.sort_values("group", key=lambda names: names.map(SIZE_RANGES.index), ignore_index=True)
     return replace(table, rows=rows, fields=tuple(field for field in table.fields if field.name not in UNUSED_FIELDS))
 
 

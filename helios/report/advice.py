@@ -25,8 +25,6 @@ FITS = 0.95
 """Share of alike jobs that a proposed request should fit."""
 FEWEST_JOBS = 20
 """Fewest alike jobs. At least 19 are needed to bound 95 % of further ones."""
-FEWEST_IDLE = 5
-"""Fewest jobs without any use of GPUs for advice on them."""
 EXCESS_RATIO = 2.0
 """Ratio of the request to the proposal from which there is advice."""
 TIME_MARGIN = 1.25
@@ -81,8 +79,8 @@ class Advice:
     Attributes
     ----------
     kind : str
-        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``,
-        ``gpus_unused`` or ``packing``.
+        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``
+        or ``packing``.
     user, which : str
         User, and description of the jobs.
     sentence : str
@@ -142,7 +140,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
 
 
 def usage_advice(usage: pd.DataFrame) -> list[Advice]:
-    """Return advice from the measured use of memory, CPUs and GPUs.
+    """Return advice from the measured use of memory and CPUs.
 
     Parameters
     ----------
@@ -150,8 +148,8 @@ def usage_advice(usage: pd.DataFrame) -> list[Advice]:
         Result of :func:`helios.slurm.accounting.read_usage`.
     """
     measured = with_name_words(usage[(usage["run_time_s"] >= SHORTEST_MEASURED_S) & usage["used_memory_mib"].notna()])
-    groups = alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE)
-    advice = [advise(alike) for alike in groups for advise in (_memory_too_large, _unused_cpus, _unused_gpus)]
+    groups = alike_jobs(measured, "memory_mib")
+    advice = [advise(alike) for alike in groups for advise in (_memory_too_large, _unused_cpus)]
     return [item for item in advice if item is not None]
 
 
@@ -337,26 +335,4 @@ def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
         option=f"{proposed} instead of {requested:.0f} CPUs (--cpus-per-task)",
         interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
         **_hours_held(alike),
-    )
-
-
-def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
-    measured = alike[alike["gpu_percent"].notna() & (alike["gpus"] >= 1) & (alike["gpus"] % 1 == 0)]
-    if len(measured) < FEWEST_IDLE:
-        return None
-    requested = int(measured["gpus"].iloc[0])
-    most_busy = np.ceil(measured["gpu_percent"].to_numpy(dtype=np.float64) / 100)
-    needed = _upper_bound(most_busy) if len(measured) >= FEWEST_JOBS else float(most_busy.max())
-    if needed > 0 and (len(measured) < FEWEST_JOBS or requested < EXCESS_RATIO * needed):
-        return None
-    n_idle = int((most_busy < requested).sum())
-    low, high = share_interval(n_idle, len(measured))
-    used_gpus = "none" if needed == 0 else f"at most {needed:.0f}"
-    return Advice(
-        kind="gpus_unused",
-        which=describe_group(measured),
-        sentence=f"of {count_in_words(requested, 'GPU')} {used_gpus} was ever busy, in all that was measured.",
-        option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
-        interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-        **_hours_held(measured),
     )

@@ -107,6 +107,7 @@ def elastic_whatif(
                 most_gpus=elastic.most,
                 every_s=elastic.every_s,
                 weight=sweep.weight,
+                family=f"{name} {profile.name}",
             )
             for number, profile in enumerate(known)
         ]

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from helios.training.sizes.goodput import SpeedModel, fit_speed
-from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime, statistical_gain
+from helios.training.sizes.model import (
+    BatchLimits,
+    ElasticState,
+    Gradient,
+    StepRun,
+    StepTime,
+    mean_times,
+    statistical_gain,
+)
 
 MOST_PARTS, FEWEST_PARTS = 100, 4
 """Parts of a training, whose ends simulations round to seconds."""
@@ -72,11 +80,7 @@ def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState])
     batch, gradient = shown[-1].batch, shown[-1].gradient
     assert batch is not None and gradient is not None
     steps = median(state.work or 0.0 for state in shown) / statistical_gain(gradient, batch / limits.smallest)
-    times: dict[StepRun, list[StepTime]] = defaultdict(list)
-    for state in shown:
-        for step, time in state.measured:
-            times[step].append(time)
-    measured = {step: StepTime(*map(fmean, zip(*found, strict=True))) for step, found in sorted(times.items())}
+    measured = dict(mean_times(state.measured for state in shown))
     speed = fit_speed(tuple(measured.items()))
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for step, time in measured.items():

@@ -67,6 +67,8 @@ class ElasticJob:
         How long it keeps the GPUs that it has got, s.
     weight : float
         Importance, relative to other trainings.
+    family : str
+        Jobs of one know of each other what they have measured.
     stated_epochs : float, optional
         Epochs that its owner states. The truth is in the profile, and 0 there is none.
     """
@@ -81,6 +83,7 @@ class ElasticJob:
     most_gpus: int = NODES * GPUS_PER_NODE
     every_s: float = 0.0
     weight: float = 1.0
+    family: str = ""
     stated_epochs: float | None = None
 
 
@@ -208,7 +211,15 @@ class _Training:
             kept_until_s=self.shapes[-1][0] + job.every_s if self.shapes else 0.0,
         )
         at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.starts else TrialState.WAITING
-        return Trial(number=number, parameters={}, state=at, devices=self.devices, weight=job.weight, elastic=state)
+        return Trial(
+            number=number,
+            parameters={},
+            state=at,
+            devices=self.devices,
+            weight=job.weight,
+            family=job.family,
+            elastic=state,
+        )
 
 
 def simulate(

@@ -106,6 +106,14 @@ def test_the_service_is_that_of_a_pool(sweep: Path) -> None:
     assert 'elastic has the option rule = "fixed".' in found.notes
 
 
+def test_equal_trials_end_about_as_soon_as_on_the_best_size(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1, 0.2, 0.3, 0.4]").replace("most = 2", "most = 4"))
+    write_pool(sweep, {devices: 10 / devices for devices in (1, 2, 4)})
+    found = elastic_whatif(sweep, gpus=4).to_json()["rules"]
+    best_s = min(outcome["mean_s"] for rule, outcome in found.items() if rule != "elastic")
+    assert found["elastic"]["mean_s"] < 1.1 * best_s
+
+
 def test_no_trial_changes_more_often_than_its_sweep_allows(sweep: Path) -> None:
     sweep.write_text(SWEEP.replace("[0.1, 0.2]", "[0.1]") + "every_s = 1e5\n")
     write_pool(sweep, STEPS)

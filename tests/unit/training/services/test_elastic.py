@@ -143,6 +143,24 @@ def test_weights_and_targets_are_multiplied(weight: float, reached: int, gets_mo
     assert len(devices[gets_more]) > len(devices[1 - gets_more])
 
 
+def test_trials_of_a_fixed_batch_try_two_devices() -> None:
+    limits = replace(LIMITS, largest=10, smallest_local=5)
+    trials = [elastic(number, f"n0/gpu:{number}", most=2, limits=limits) for number in range(4)]
+    held = after(tuple(trials), decide(*trials, devices=GPUS[:4]))
+    assert 2 in map(len, held.values())
+
+
+@pytest.mark.parametrize(("family", "grows"), [("train.py", False), ("other.py", True)])
+def test_one_trial_tries_a_size_for_its_family(family: str, grows: bool) -> None:
+    slow = (*MEASURED, (StepRun(1, 2, 5), StepTime(0.4, 0.3)))
+    limits = replace(LIMITS, largest=10, smallest_local=5)
+    seen = elastic(0, "n0/gpu:0", measured=slow, most=1, limits=limits)
+    new = elastic(1, "n0/gpu:1", most=2, limits=limits)
+    trials = replace(seen, family="train.py"), replace(new, family=family)
+    held = after(trials, decide(*trials))
+    assert (len(held[1]) == 2) is grows
+
+
 def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"rule must be one of .*soonest"):
         ElasticOptions(rule="largest")
