@@ -16,8 +16,7 @@ from helios.ports import Progress, no_progress
 from helios.training.elastic_sim.learned_profile import LearnedProfile, learn_profile
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
 from helios.training.elastic_sim.published_rules import PublishedService
-from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, simulate
-from helios.training.model import Device
+from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, make_devices, simulate
 from helios.training.past_runs import runs_of_sweep
 from helios.training.pool.devices import find_devices
 from helios.training.pool.elastic_state import CHANGE_S, begin_with
@@ -145,11 +144,7 @@ class _Pool:
 
     def __init__(self, nodes: Sequence[int], **pauses_s: int) -> None:
         self._gpus, self._pauses_s = sum(nodes), pauses_s
-        self._devices = tuple(
-            Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
-            for node, count in enumerate(nodes)
-            for place in range(count)
-        )
+        self._devices = make_devices(nodes)
         self._sizes: list[int] = possible_sizes(ElasticSnapshot(0, (), tuple(nodes))).tolist()
         self._alone_s: dict[tuple[int, int], int] = {}
 

@@ -40,11 +40,18 @@ LONGEST_S = 60 * 86_400
 """Time after which a simulation is given up."""
 
 NO_BATCH = GpuBatch(0, 0)
-DEVICES = tuple(
-    Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
-    for node in range(NODES)
-    for place in range(GPUS_PER_NODE)
-)
+
+
+def make_devices(nodes: Sequence[int]) -> tuple[Device, ...]:
+    """Return the GPUs of nodes with so many each."""
+    return tuple(
+        Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
+        for node, count in enumerate(nodes)
+        for place in range(count)
+    )
+
+
+DEVICES = make_devices((GPUS_PER_NODE,) * NODES)
 
 
 class AllocationInvalid(HeliosError):
