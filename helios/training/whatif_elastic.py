@@ -15,7 +15,6 @@ from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.elastic_sim.learned_profile import LearnedProfile, learn_profile
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
-from helios.training.elastic_sim.published_rules import PublishedService
 from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, make_devices, simulate
 from helios.training.past_runs import runs_of_sweep
 from helios.training.pool.devices import find_devices
@@ -23,10 +22,10 @@ from helios.training.pool.elastic_state import CHANGE_S, begin_with
 from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family
 from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.services import build_for_pool, choose_common_service
-from helios.training.services.elastic import Elastic
+from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.model import BatchLimits, ElasticState
 from helios.training.sizes.placing import place_asked, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement
 from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome
 from helios.units import count_in_words, percent
 
@@ -189,8 +188,11 @@ class _Pool:
         )
 
     def _run(self, jobs: Sequence[ElasticJob], service: Elastic | None) -> list[JobOutcome]:
-        keeping = PublishedService(lambda now: place_asked(now, sorted(now.jobs, key=lambda job: not job.placement)))
-        return simulate(jobs, service or keeping, devices=self._devices, **self._pauses_s)
+        def keep(now: ElasticSnapshot) -> Mapping[int, Placement]:
+            return place_asked(now, sorted(now.jobs, key=lambda job: not job.placement))
+
+        service = service or Elastic(ElasticOptions(), keep)
+        return simulate(jobs, service, devices=self._devices, **self._pauses_s)
 
     def _equal_share_s(self, job: ElasticJob, end_s: int, ends_s: Sequence[int]) -> float:
         """Return how long a trial takes alone on its equal share.

@@ -73,10 +73,6 @@ class LearnedProfile:
         """Return the steps of so many parts."""
         return self._steps * epochs / self.epochs
 
-    def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
-        """Return the steps taken by the end of a part."""
-        return self.progress_after(epoch + 1)
-
 
 def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:
     """Return the profile of trials that are taken to be alike.

@@ -127,16 +127,19 @@ class _Training:
     shape: tuple[int, ...] = ()
     batch: GpuBatch = NO_BATCH
     pause_s: int = 0
-    starts: int = 0
     gpu_s: float = 0.0
     epoch: int = 0
     progress: float = 0.0
     gradient: Gradient | None = None
     measured: Measured = ()
-    runs: set[StepRun] = field(default_factory=set)
     end_s: int | None = None
     shapes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _chosen_for: tuple[Measured, Gradient | None, tuple[int, ...]] | None = None
+
+    @property
+    def restarts(self) -> int:
+        """How often it started on other nodes, beyond the first."""
+        return max(sum(bool(shape) for _, shape in self.shapes) - 1, 0)
 
     def place(self, devices: tuple[str, ...], now_s: int, *, change_s: int, start_s: int) -> None:
         """Move to other GPUs, or off all."""
@@ -148,7 +151,6 @@ class _Training:
             self.shapes.append((now_s, self.shape))
             if nodes:
                 self.pause_s = change_s if in_place else start_s
-                self.starts += 1
                 self._choose_batch()
 
     def run(self, start_s: int, seconds: int) -> None:
@@ -181,8 +183,7 @@ class _Training:
         total = self.batch.total(gpus)
         gradient = profile.gradient(total, self.epoch)
         run = StepRun(len(self.shape), gpus, self.batch.local)
-        if run not in self.runs:
-            self.runs.add(run)
+        if not any(known == run for known, _ in self.measured):
             self.measured = tuple(sorted((*self.measured, (run, time))))
         self.gradient = gradient
         return statistical_gain(gradient, total / profile.limits.smallest) / time.with_passes(self.batch.accumulation)
@@ -212,7 +213,7 @@ class _Training:
             least=job.least_gpus,
             limits=limits,
             submit_s=job.submit_s,
-            restarts=max(self.starts - 1, 0),
+            restarts=self.restarts,
             gpu_s=self.gpu_s,
             epoch=self.epoch,
             remaining=max(epochs * per_epoch - self.progress, per_epoch / 2) if epochs else None,
@@ -221,7 +222,7 @@ class _Training:
             change_s=change_s,
             kept_until_s=self.shapes[-1][0] + job.every_s if self.shapes else 0.0,
         )
-        at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.starts else TrialState.WAITING
+        at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.shapes else TrialState.WAITING
         return Trial(
             number=number,
             parameters={},
@@ -285,8 +286,6 @@ def simulate(
         if len({*used}) < len(used):
             raise AllocationInvalid(f"At {now} s a GPU is given twice.", hint="Give out each GPU once.")
     return [
-        JobOutcome(
-            training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s, tuple(training.shapes)
-        )
+        JobOutcome(training.job, training.end_s or 0, training.restarts, training.gpu_s, tuple(training.shapes))
         for training in trainings
     ]
