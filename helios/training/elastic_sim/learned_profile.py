@@ -12,6 +12,7 @@ from helios.training.sizes.model import (
     BatchLimits,
     ElasticState,
     Gradient,
+    Measured,
     StepRun,
     StepTime,
     mean_times,
@@ -45,6 +46,11 @@ class LearnedProfile:
     _measured: Mapping[StepRun, StepTime]
     _speed: SpeedModel
     _ratios: Mapping[tuple[int, int], float]
+
+    @property
+    def measured(self) -> Measured:
+        """The steps that trials took."""
+        return tuple(self._measured.items())
 
     def has_run_on(self, nodes: int, gpus: int) -> bool:
         """Return whether steps were measured on so many GPUs of so many nodes."""
