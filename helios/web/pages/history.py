@@ -121,9 +121,7 @@ class UseSeries:
         return found
 
 
-def use_series(
-    context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None
-) -> UseSeries:
+def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
     """Return use and waits of a context's window.
 
     Steps that nobody recorded are unknown.
@@ -236,7 +234,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
             Section(
                 title=f"The {MONTHS} months to the end of the window",
                 charts=[] if by_month.is_empty else [by_month],
-                data=DataTable(answer=table),
+                data=DataTable(answer=table, key="months"),
             ),
         ],
         values={

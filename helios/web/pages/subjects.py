@@ -102,7 +102,8 @@ def _page(title: str, found: SubjectAnswer, *, data: str, more: Sequence[PageSec
     sections: list[PageSection] = [PageSection(sentences=found.sentences, notes=found.notes)]
     for name, table in found.tables.items():
         if name == data:
-            sections.append(Section(title=table.title, sentences=_empty(table), data=DataTable(answer=table), id=name))
+            data_table = DataTable(answer=table, key=name)
+            sections.append(Section(title=table.title, sentences=_empty(table), data=data_table, id=name))
         else:
             sections.append(_short(name, table))
     values = found.to_json()
