@@ -65,8 +65,8 @@ def series(
 ) -> SeriesFrame:
     """Return use, waiting and submissions of a window by day.
 
-    A window below ``LONGEST_BY_HOUR`` is given by hour, one above ``LONGEST_BY_DAY`` by month. At most ``MOST_GROUPS`` groups are named, those with most
-    hours; the rest is ``OTHERS``.
+    A window below ``LONGEST_BY_HOUR`` is given by hour, one above ``LONGEST_BY_DAY`` by month. At most ``MOST_GROUPS``
+    groups are named, those with most hours; the rest is ``OTHERS``.
 
     Parameters
     ----------

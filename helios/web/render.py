@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
@@ -37,6 +38,19 @@ LABELS = {
     "state": "State",
     "name": "Name has",
 }
+HEADS = {
+    "JobID": "Job",
+    "P50Wait": "Median wait",
+    "P50Run": "Median run",
+    "LostGPUh": "GPU hours lost",
+    "LostCPUh": "CPU hours lost",
+    "OverAsk": "Limit / run",
+    "PredGPUh": "Predicted GPU hours",
+    "RunGPUs": "GPUs held",
+    "WaitGPUs": "GPUs waited for",
+}
+"""Heads of columns that their fields' names do not say; others are split into words."""
+_NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 WINDOW = ("from", "to")
 WINDOWS = {"Day": "now-1days", "Week": "now-7days", "4 weeks": "now-4weeks", "Year": "now-365days"}
 """Windows that a click picks, by where they begin."""
@@ -50,6 +64,15 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def head_in_words(name: str) -> str:
+    """Return the head of a column for a field's name, such as ``GPU hours`` for ``GPUHours``."""
+    first, *others = _NEXT_WORD.split(HEADS.get(name, name))
+    return " ".join([first, *(word if word.isupper() else word[:1].lower() + word[1:] for word in others)])
+
+
+_PAGES.filters["head"] = head_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from helios.model import SIZE_RANGES
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import NO_START, UNKNOWN
 from helios.report.html import PageSection
-from helios.units import best_unit
+from helios.units import HOUR_S, best_unit
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE
@@ -40,6 +41,8 @@ BY_MONTH = declare_fields(
 )
 FIGURES = ("gpu_hours", "cpu_hours", "gpu_hours_waited", "cpu_hours_waited", "p50_wait_s", "p90_wait_s")
 COUNTS = ("submitted", "started", "ended")
+
+Times = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,50 +132,50 @@ def use_series(context: ReportContext, by: By, *, since: datetime | None = None,
     frame = series(context, by=by, since=since, step=step)
     if frame.rows.empty:
         return UseSeries(frame=frame, resource="gpus", hours=np.zeros(0))
-    now = pd.Timestamp(context.query.now)
-    steps = pd.DatetimeIndex(frame.rows["day"].drop_duplicates())
-    begun = steps[steps < now][-MOST_STEPS:]
-    if len(begun) and len(begun) < len(steps):
-        until = frame.until if begun[-1] == steps[-1] else min(frame.until, context.query.now)
-        rows = frame.rows[(frame.rows["day"] >= begun[0]) & (frame.rows["day"] <= begun[-1])]
-        frame = replace(frame, rows=rows, until=until)
-    rows = frame.rows
-    begins = pd.DatetimeIndex(rows["day"].drop_duplicates()).tz_convert("UTC")
-    ends = begins[1:].append(pd.DatetimeIndex([pd.Timestamp(frame.until)]))
-    known = _known_steps(context, begins, ends)
-    is_known = np.repeat(known, len(rows) // len(begins))
-    blank = {name: rows[name].where(is_known) for name in (*FIGURES, *COUNTS)} if not known.all() else {}
+    begins_s = np.array([int(begin.timestamp()) for begin in frame.rows["day"].drop_duplicates()], dtype=np.int64)
+    now_s, until_s = (int(moment.timestamp()) for moment in (context.query.now, frame.until))
+    # Of what is to come nothing is drawn; where nothing else is asked for, one step is.
+    begun = np.arange(max(int((begins_s < now_s).sum()), 1))[-MOST_STEPS:]
+    n_groups = len(frame.rows) // len(begins_s)
+    frame = replace(frame, rows=frame.rows.iloc[begun[0] * n_groups : (begun[-1] + 1) * n_groups])
+    if begun[-1] + 1 < len(begins_s):
+        until_s = int(begins_s[begun[-1] + 1])
+        frame = replace(frame, until=datetime.fromtimestamp(until_s, UTC))
+    begins_s, rows = begins_s[begun], frame.rows
+    ends_s = np.append(begins_s[1:], until_s)
+    known = _known_steps(context, begins_s, ends_s)
+    blank: dict[str, Any] = {}
+    if not known.all():
+        blank = {name: rows[name].where(np.repeat(known, n_groups)) for name in (*FIGURES, *COUNTS)}
     if not rows["started"].any() and rows["submitted"].any():
         # Without starts nothing says when anything was held or waited.
         blank |= dict.fromkeys(FIGURES, np.nan)
-    hours = np.maximum((np.minimum(ends, now) - begins) / timedelta(hours=1), 1e-9)
     has_gpus = float(rows["gpu_hours"].sum() + rows["gpu_hours_waited"].sum()) > 0
     return UseSeries(
         frame=replace(frame, rows=rows.assign(**blank)),
         resource="gpus" if has_gpus else "cpus",
-        hours=np.asarray(hours, dtype=np.float64),
+        hours=np.maximum(np.minimum(ends_s, now_s) - begins_s, 1) / HOUR_S,
     )
 
 
-def _known_steps(context: ReportContext, begins: pd.DatetimeIndex, ends: pd.DatetimeIndex) -> NDArray[np.bool_]:
+def _known_steps(context: ReportContext, begins_s: Times, ends_s: Times) -> NDArray[np.bool_]:
     """Return which steps were recorded, by the readings of the accounting.
 
     Of a history that is not live, those from its first submission to its end.
     """
-    known = np.asarray(begins < pd.Timestamp(context.query.now))
+    known: NDArray[np.bool_] = begins_s < int(context.query.now.timestamp())
     first, _ = context.spans
     if not pd.isna(first):
-        known &= np.asarray(ends > first)
+        known &= ends_s > first.timestamp()
     read = context.warehouse.coverage(context.cluster)
     read = read[read["source"] == JOBS]
     if not context.live or read.empty:
         return known
-    met = [
-        np.asarray((begins < end) & (ends > start))
-        for start, end in zip(read["started_at"], read["ended_at"], strict=True)
-    ]
+    met = np.zeros(len(known), dtype=np.bool_)
+    for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
+        met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
     # What was loaded from files before the first reading has no record of its span.
-    return known & (np.any(met, axis=0) | np.asarray(begins < read["started_at"].min()))
+    return np.logical_and(known, met | (begins_s < read["started_at"].min().timestamp()))
 
 
 def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, str]:

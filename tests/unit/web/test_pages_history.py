@@ -46,7 +46,7 @@ def hours(chart: dict[str, Any]) -> float:
     ends = [*chart["times"][1:], chart["end"]]
     lengths_h = [(end - begin) / 3600 for begin, end in zip(chart["times"], ends, strict=True)]
     stacked = [line["values"] for line in chart["lines"] if not line.get("is_bound")]
-    return sum((value or 0) * length for values in stacked for value, length in zip(values, lengths_h, strict=True))
+    return float(sum((v or 0) * length for values in stacked for v, length in zip(values, lengths_h, strict=True)))
 
 
 @pytest.mark.parametrize("query", ["", "?from=now-5days", "?from=now-60hours&to=now-10hours", "?from=now-730days"])
