@@ -364,6 +364,7 @@ def explanation(
         job_id=str(job["job_id"]),
         state=text_of(job["state"]),
         user=text_of(job["user"]),
+        account=text_of(job["account"]),
         partition=text_of(job["partition"]),
         waited_s=waited_s,
         alike=None if compared_with is None else compare_alike(compared_with, job, waited_s=waited_s),

@@ -16,7 +16,6 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "memory_too_large": ("Memory that is not used", "Ask for less memory"),
     "memory_too_small": ("Ran out of memory", "Ask for more memory"),
     "cpus_unused": ("CPUs that are not used", "Ask for fewer CPUs"),
-    "gpus_unused": ("GPUs that are not used", "Ask for fewer GPUs, or none"),
     "packing": ("Repeated small jobs", "Let two share a GPU in a pool, which measures the gain"),
 }
 """What was found and what to do, by kind of advice."""

@@ -162,7 +162,7 @@ class JobExplanation:
 
     Attributes
     ----------
-    job_id, state, user, partition : str
+    job_id, state, user, account, partition : str
         The job; ``state`` is a JobState.
     waited_s : float
         Time since it could have started, or from then to its start. NaN where unknown.
@@ -225,6 +225,7 @@ class JobExplanation:
     gpus: float
     tasks: int
     time_limit_s: float
+    account: str = ""
     cpus: float = float("nan")
     p10_s: float = float("nan")
     p50_s: float = float("nan")

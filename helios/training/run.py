@@ -123,7 +123,11 @@ def run_pools(
                     forecast=None if model is None else partial(model.expect, program(sweep)),
                     known_speeds=() if model is None else model.speeds,
                     known_sizes=shown_sizes(runs, devices[0]),
-                    notes=[f"{name}: {note}" if len(paths) > 1 else note for note in (changes, code) if note],
+                    notes=[
+                        f"{name}: {note}" if len(paths) > 1 else note
+                        for note in (changes, code, ready.size_note(sweep))
+                        if note
+                    ],
                 )
             )
         coordinator = Coordinator(

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import sqlalchemy as sa
 
 from helios import model
 from helios.errors import FrameInvalid
 from helios.model import columns_of_id
-from helios.warehouse import schema
+from helios.warehouse import job_sums, schema
+from helios.warehouse.bulk import arrow_schema
 from helios.warehouse.clusters import find_cluster_id
 from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import ORDER, RowStore, between, select_columns
+
+ROWS_AT_ONCE = 5_000
+"""Rows of a list of jobs that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Jobs that a list has.
+
+    Attributes
+    ----------
+    since, until : datetime
+        They were submitted in [since, until).
+    only : mapping of str to collection of str
+        Texts of category columns: a job must have one of them in each column. An empty collection holds all.
+    name_part : str
+        Text within the job's name, in any case. Empty for all.
+    """
+
+    since: datetime
+    until: datetime
+    only: Mapping[str, Collection[str]] = field(default_factory=dict)
+    name_part: str = ""
 
 
 class JobStore(RowStore):
@@ -61,15 +87,11 @@ class JobStore(RowStore):
         if unknown := [name for name in names if name not in model.JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         types = {name: model.JOBS.by_name[name].dtype for name in names}
-        submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
+        submitted_at = schema.jobs.c.submitted_at
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             query = select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *ORDER]))
             query = between(query, submitted_at, since, until)
-            if unended_at is not None:
-                moment = stored_time(unended_at)
-                # A recorded end may be before the submission.
-                query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
             for name, texts in (only or {}).items():
                 if texts:
                     query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
@@ -78,11 +100,56 @@ class JobStore(RowStore):
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             # No variable has the table, so that frame_of can free its columns.
+            conditions = [sa.true()] if unended_at is None else unended_jobs(stored_time(unended_at))
             return frame_of(
-                in_order(self._bulk.select(connection, query)).select(names),
+                in_order(
+                    pa.concat_tables(self._bulk.select(connection, query.where(condition)) for condition in conditions)
+                ).select(names),
                 types,
                 StringTable(connection, self._bulk),
             )
+
+    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int) -> int:
+        """Return the number of jobs of a list, counted up to ``most``."""
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())
+
+    def list_jobs(
+        self, cluster: str, wanted: JobFilter, *, columns: Sequence[str], sort: str, first: int, most: int
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the jobs of a list in parts, ordered by the database.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Columns of ``JOBS``.
+        sort : str
+            One of these, behind a minus for the largest first. What is unknown comes last, and equal ones come the last
+            submitted first.
+        first, most : int
+            Number of jobs before the first one that is wanted, and most jobs that are.
+        """
+        types = {name: model.JOBS.by_name[name].dtype for name in columns}
+        by = schema.jobs.c[sort.removeprefix("-")]
+        newest = [schema.jobs.c[name].desc() for name in ORDER]
+        order: list[sa.ColumnElement[Any]] = [by.desc() if sort.startswith("-") else by.asc()]
+        if by.name not in schema.NEVER_MISSING:  # else the key has this order already
+            order.insert(0, by.is_(None))
+        elif not sort.startswith("-"):
+            newest = [schema.jobs.c[name].asc() for name in ORDER]
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, columns)
+            query = query.order_by(*order, *(each for each in newest if each.element is not by))
+            rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query.offset(first).limit(most))
+            for part in rows.partitions():
+                arrays = [
+                    pa.array(values, kind.type)
+                    for values, kind in zip(zip(*part, strict=True), arrow_schema(query), strict=True)
+                ]
+                table = pa.table(arrays, names=list(columns))
+                with reading(self._engine) as other:  # the first connection is in the midst of its rows
+                    yield frame_of(table, types, StringTable(other, self._bulk))
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the jobs with an id as people write it, in submission order.
@@ -172,18 +239,23 @@ class JobStore(RowStore):
         shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))
         lists = (jobs.tres_requested, jobs.tres_allocated)
         with writing(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
             with_shares = connection.execute(sa.select(texts.name_id).where(shares)).scalars().all()
-            unnamed = (
-                sa.update(schema.jobs)
-                .values(gpus=0.0)
-                .where(
-                    jobs.cluster_id == find_cluster_id(connection, cluster),
-                    jobs.gpus.is_(None),
-                    sa.or_(*(column.is_not(None) for column in lists)),
-                    *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
-                )
+            unnamed = sa.and_(
+                jobs.cluster_id == cluster_id,
+                jobs.gpus.is_(None),
+                sa.or_(*(column.is_not(None) for column in lists)),
+                *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
             )
-            return int(connection.execute(unnamed).rowcount)
+            rows = self._bulk.select(connection, sa.select(*(jobs[name] for name in job_sums.COLUMNS)).where(unnamed))
+            if not len(rows):
+                return 0
+            sums = job_sums.SumChanges(connection, self._bulk, cluster_id=cluster_id)
+            sums.add(rows, sign=-1)
+            place = rows.column_names.index("gpus")
+            sums.add(rows.set_column(place, "gpus", pa.array(np.zeros(len(rows)))))
+            sums.write()
+            return int(connection.execute(sa.update(schema.jobs).values(gpus=0.0).where(unnamed)).rowcount)
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
@@ -195,11 +267,37 @@ class JobStore(RowStore):
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
 
+def _filtered(connection: sa.Connection, cluster_id: int, wanted: JobFilter, columns: Sequence[str]) -> sa.Select[Any]:
+    """Return the query of the jobs of a list."""
+    query = between(
+        select_columns(schema.jobs, cluster_id, columns), schema.jobs.c.submitted_at, wanted.since, wanted.until
+    )
+    for name, texts in wanted.only.items():
+        if texts:
+            query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
+    if wanted.name_part:
+        query = query.where(schema.jobs.c.name.icontains(wanted.name_part, autoescape=True))
+    return query
+
+
 def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
     """Return the numbers of texts, of those that are stored."""
     digests = [text_digest(text) for text in texts]
     query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
     return list(connection.execute(query).scalars())
+
+
+def unended_jobs(moment: int) -> list[sa.ColumnElement[bool]]:
+    """Return conditions for the jobs that had not ended at a moment.
+
+    Those submitted since are among them. Each job meets at most one condition. Those submitted more than a day before
+    are found by indexes.
+    """
+    submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
+    is_recent = submitted_at >= moment - schema.DAY_US
+    # A recorded end may be before the submission.
+    reaches = ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment)
+    return [is_recent & reaches, ~is_recent & schema.IS_UNENDED, ~is_recent & schema.IS_LONG & (ended_at >= moment)]
 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:

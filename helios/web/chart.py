@@ -12,7 +12,7 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from helios.report.html import TableCells
-from helios.units import write_count
+from helios.units import duration, write_count
 
 ChartKind = Literal["line", "stack", "bars"]
 
@@ -48,7 +48,7 @@ class Chart:
     unit : str
         Unit of the values, such as ``GPUs``; ``s`` is written as a duration.
     kind : str
-        ``line``, ``stack`` (areas on each other) or ``bars``.
+        ``line``, ``stack`` (areas on each other) or ``bars`` (on each other, too).
     times : sequence of int
         Begin of each step, s since 1970-01-01 UTC.
     lines : sequence of Line
@@ -56,8 +56,12 @@ class Chart:
         Zone in which times are shown.
     note : str
         What a reader must know of the values.
+    end : int, optional
+        End of the last step, s since 1970-01-01 UTC. By default the last step has no length.
     picks_window : bool
         Whether zooming picks the page's window.
+    is_small : bool
+        Whether it stands beside others.
     """
 
     name: str
@@ -68,7 +72,9 @@ class Chart:
     kind: ChartKind = "line"
     timezone: str = "UTC"
     note: str = ""
+    end: int | None = None
     picks_window: bool = True
+    is_small: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -83,6 +89,7 @@ class Chart:
             "kind": self.kind,
             "timezone": self.timezone,
             "times": list(self.times),
+            "end": self.times[-1] if self.end is None else self.end,
             "lines": [
                 {"name": line.name, "values": list(line.values), **({"is_bound": True} if line.is_bound else {})}
                 for line in self.lines
@@ -92,12 +99,16 @@ class Chart:
 
     def to_cells(self, *, most: int) -> TableCells:
         """Return the chart as a table, of the last ``most`` times, the latest first."""
-        zone = ZoneInfo(self.timezone)
+        moments = [datetime.fromtimestamp(time, ZoneInfo(self.timezone)) for time in self.times]
+        # The first step is cut by the window.
+        form = "%Y-%m-%d" if all(not (moment.hour or moment.minute) for moment in moments[1:]) else "%Y-%m-%d %H:%M"
         rows = [
-            (
-                f"{datetime.fromtimestamp(self.times[at], zone):%Y-%m-%d %H:%M}",
-                *("" if line.values[at] is None else write_count(round(line.values[at], 2)) for line in self.lines),  # type: ignore[arg-type]
-            )
+            (f"{moments[at]:{form}}", *(self._write(line.values[at]) for line in self.lines))
             for at in range(len(self.times) - 1, max(len(self.times) - most, 0) - 1, -1)
         ]
         return TableCells(header=[("From", True), *((line.name, False) for line in self.lines)], rows=rows)
+
+    def _write(self, value: float | None) -> str:
+        if value is None:
+            return ""
+        return duration(value) if self.unit == "s" else write_count(round(value, 2))

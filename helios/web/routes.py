@@ -7,13 +7,17 @@ from importlib import import_module
 
 from helios.web.page import MenuPlace, Role, Route
 from helios.web.pages.advice import advice_page
+from helios.web.pages.card import card_page
+from helios.web.pages.history import history_page
 from helios.web.pages.job import job_page
-from helios.web.pages.nodes import node_page, nodes_page
+from helios.web.pages.jobs import JOB_CHOICE, jobs_page
+from helios.web.pages.nodes import nodes_page
 from helios.web.pages.queue import now_page, queue_page, waiting_page
 from helios.web.pages.report_page import CHOICE, WINDOW
 from helios.web.pages.reports import reports_page
 from helios.web.pages.study import study_page
-from helios.web.pages.use import group_page, usage_page, user_page
+from helios.web.pages.subjects import account_page, node_page, partition_page, user_page
+from helios.web.pages.use import usage_page
 from helios.web.pages.work import decisions_page, energy_page, predictions_page, services_page
 
 WING_PAGES = ("helios.training.web_pages",)
@@ -37,9 +41,19 @@ ROUTES = (
         is_cached=False,
         needs_slurm=True,
     ),
+    Route("/card", "The own jobs, for a frame on another page", card_page, readers=Role.USER, is_cached=False),
     Route("/waiting", "Who waits, by partition and user", waiting_page, query=CHOICE, menu_name="Who waits"),
     Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", needs_slurm=True),
-    Route("/nodes/{node}", "One node and what Helios did to it", node_page, parent="/nodes"),
+    Route("/nodes/{node}", "One node: its jobs, events, what Helios did", node_page, query=WINDOW, parent="/nodes"),
+    Route(
+        "/history",
+        "Charts of use, waits and submissions",
+        history_page,
+        query=CHOICE,
+        place=MenuPlace.HISTORY,
+        menu_name="Charts",
+        readers=Role.USER,
+    ),
     Route(
         "/partitions",
         "Jobs, hours and waits by partition",
@@ -51,8 +65,8 @@ ROUTES = (
     ),
     Route(
         "/partitions/{partition}",
-        "Use of one partition",
-        partial(group_page, "partition"),
+        "One partition: rules, use, waits, nodes",
+        partition_page,
         query=WINDOW,
         place=MenuPlace.HISTORY,
         readers=Role.USER,
@@ -69,8 +83,8 @@ ROUTES = (
     ),
     Route(
         "/accounts/{account}",
-        "Use of one account",
-        partial(group_page, "account"),
+        "One account: use and waits",
+        account_page,
         query=WINDOW,
         place=MenuPlace.HISTORY,
         readers=Role.MANAGER,
@@ -86,7 +100,7 @@ ROUTES = (
     ),
     Route(
         "/users/{user}",
-        "One user's use and queue",
+        "One user: jobs, use, waits, advice",
         user_page,
         query=WINDOW,
         place=MenuPlace.HISTORY,
@@ -94,11 +108,21 @@ ROUTES = (
         parent="/users",
     ),
     Route(
+        "/jobs",
+        "Jobs of a window, the newest first",
+        jobs_page,
+        query=JOB_CHOICE,
+        place=MenuPlace.HISTORY,
+        menu_name="Jobs",
+        readers=Role.USER,
+    ),
+    Route(
         "/jobs/{job}",
-        "One job: prediction, place, what Helios did",
+        "One job: its life, prediction, place, alike jobs",
         job_page,
         place=MenuPlace.HISTORY,
         readers=Role.USER,
+        parent="/jobs",
         is_cached=False,
     ),
     Route(

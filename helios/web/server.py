@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from threading import Thread
 from typing import Any
 
 import uvicorn
@@ -134,8 +135,12 @@ def open_server(settings: Settings, *, token: str, cluster: str | None = None) -
         user_header=web.user_header,
         admins=frozenset(_names(web.admins)),
         managers=frozenset(_names(web.managers)),
+        framed_by=tuple(_names(web.framed_by)),
     )
-    return WebServer(web_application(Site(settings, cluster=cluster), access), listen=web.listen)
+    site = Site(settings, cluster=cluster)
+    server = WebServer(web_application(site, access), listen=web.listen)
+    Thread(target=site.prepare, daemon=True).start()
+    return server
 
 
 def _names(text: str) -> list[str]:

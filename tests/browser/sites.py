@@ -22,7 +22,11 @@ import pandas as pd
 from helios.app.live_cluster import LiveCluster
 from helios.app.modes import set_mode
 from helios.app.operations import Operations
-from helios.model import NODE_TALLIES, PREDICTIONS, Mode
+from helios.app.sync import JOBS
+from helios.app.sync import NODE_EVENTS as EVENTS
+from helios.model import NODE_EVENTS, NODE_TALLIES, NODES, PREDICTIONS, Mode
+from helios.model.trial_runs import CurvePoint, TrialRun
+from helios.slurm.site import read_site
 from helios.study.study import load_study, store_study, study
 from helios.testing import NOON, FakeNodes, a_node
 from helios.web.application import Access, web_application
@@ -43,6 +47,12 @@ USERS = {"alice": "vision", "bob": "vision", "carol": "language", "dan": "physic
 """Account of each user of the live cluster."""
 ENDS = ("COMPLETED", "COMPLETED", "COMPLETED", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 BAD_NODE = "n3"
+SLURM_CONF = """
+GresTypes=gpu
+NodeName=n[1-8] CPUs=64 RealMemory=512000 Gres=gpu:8
+PartitionName=gpu Nodes=n[1-6] Default=YES MaxTime=2-00:00:00
+PartitionName=short Nodes=n[7-8] MaxTime=2-00:00:00
+"""
 
 
 class ServedSite:
@@ -137,20 +147,26 @@ def cedar(folder: Path) -> TraceSite:
 
 
 class LiveSite(ServedSite):
-    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted."""
+    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted.
 
-    def __init__(self, folder: Path) -> None:
+    An empty one has neither.
+    """
+
+    def __init__(self, folder: Path, *, is_empty: bool = False) -> None:
         self.fake_site = _LiveFakes(folder, report={"folder": str(folder / "reports")})
         (folder / "reports").mkdir()
-        self.fake_site.fill()
+        if is_empty:
+            self.fake_site.learn()
+        else:
+            self.fake_site.fill()
         operations = Operations(
             self.fake_site.settings,
             open_cluster=lambda settings: self.fake_site.live_cluster(),
             clock=lambda: self.fake_site.cluster.now,
         )
-        site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
+        self.site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
         access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}), managers=frozenset({MANAGER}))
-        self._server = WebServer(web_application(site, access), listen="127.0.0.1:0")
+        self._server = WebServer(web_application(self.site, access), listen="127.0.0.1:0")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         names = {"user": "alice", "account": "vision", "partition": "gpu", "node": BAD_NODE, "pool": "sweep"}
@@ -158,7 +174,7 @@ class LiveSite(ServedSite):
         self.waiting = self.fake_site.waiting
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, once or again."""
         self._server._server.should_exit = True
         self._thread.join()
 
@@ -170,49 +186,63 @@ class _LiveFakes(FakeSite):
         rows = [a_node(name=f"n{number}", partitions="gpu" if number < 7 else "short") for number in range(1, 9)]
         self.nodes = FakeNodes(name="dev", nodes=rows)
         self.nodes.drain(BAD_NODE, reason="GPU 4 fell off the bus")
+        self.nodes.submit(nodes=5)
         super().__init__(folder, **settings)
         self.cluster.nodes = self.nodes.snapshot().nodes.to_dict("records")
         self.requeued, self.waiting = "20000", dict[str, list[str]]()
 
     def live_cluster(self) -> LiveCluster:
-        return replace(super().live_cluster(), nodes=lambda: self.nodes)
+        return replace(super().live_cluster(), nodes=lambda: self.nodes, rules=lambda: read_site(SLURM_CONF))
 
     def fill(self) -> None:
         """Load the history, and fill the queue."""
         now = pd.Timestamp(NOON)
-        jobs = [*_history(now), *_requeued(self.requeued, now)]
-        batch = a_batch(*jobs)
-        predicted = _predicted(batch.jobs)
+        queued = [self._queued(number) for number in range(66)]
+        batch = a_batch(*_history(now), *_requeued(self.requeued, now), *queued)
+        drained = {"node": BAD_NODE, "state": "DRAIN", "started_at": now - pd.Timedelta(hours=6)}
         with self.warehouse() as warehouse:
             options = {"cluster": "dev", "path": "sacct", "sha256": "1", "format": "sacct", "timezone": "UTC"}
             warehouse.load([batch], **options)  # type: ignore[arg-type]  # all are texts
-            warehouse.add_predictions("dev", predicted, made_at=NOON - timedelta(days=DAYS))
+            warehouse.add_predictions("dev", _predicted(batch.jobs), made_at=NOON - timedelta(days=DAYS))
             warehouse.add_trial_runs([_trial(number) for number in range(6)], user="alice")
+            nodes = self.nodes.snapshot().nodes.rename(columns={"partitions": "partition"})
+            warehouse.add_nodes("dev", NODES.conform(nodes[["name", "partition", "cpus", "gpus", "memory_mib"]]))
+            warehouse.add_node_events("dev", NODE_EVENTS.conform(pd.DataFrame([drained | {"reason": "GPU 4 is lost"}])))
             warehouse.add_node_tallies("dev", _tallies(now))
-        self.read()
-        self._queue()
+            begun, read = NOON - timedelta(days=DAYS), {"ended_at": NOON, "read_at": NOON}
+            for source in (JOBS, EVENTS):
+                warehouse.add_coverage("dev", source=source, started_at=begun, **read)
         self._night()
         loaded, records = load_study(url=self.url, cluster="dev", window=lambda *_: (NOON - timedelta(weeks=4), NOON))
         folder = Path(self.settings.report.folder)
         store_study(study(loaded, records=records), folder, energy=self.settings.energy, now=NOON)
         (folder / "night.html").write_text("<!DOCTYPE html><html lang=en><title>A night</title><p>Quiet.</p></html>")
 
-    def _queue(self) -> None:
-        for number, user in enumerate(("alice", "bob", "carol", "dan", "eve", "carol")):
-            row = {"name": "train", "account": USERS[user], "gpus": 8 if number % 2 else 4}
-            row |= {"submitted_at": NOON - timedelta(hours=9 - number), "time_limit_s": 86_400.0}
-            self.cluster.start(
-                self.cluster.submit(job_id=str(30_000 + number), user=user, **row),
-                node_list=f"n{number + 1 + (number >= 2)}",
-            )
-        reasons = ("Priority", "Resources", "QOSMaxGRESPerUser", "Dependency", "Priority")
-        for number in range(60):
-            user = list(USERS)[number % len(USERS)]
-            row = {"name": f"job{number % 7}", "account": USERS[user], "gpus": (1, 2, 4, 8)[number % 4]}
-            row |= {"partition": ("gpu", "short")[number % 5 == 4], "reason": reasons[number % 5]}
-            row |= {"submitted_at": NOON - timedelta(hours=8, minutes=-7 * number), "time_limit_s": 86_400.0}
-            job = self.cluster.submit(job_id=str(30_100 + number), user=user, **row)
-            self.waiting.setdefault(user, []).append(job)
+    def _queued(self, number: int) -> dict[str, Any]:
+        """Queue a job, the first ones as running, and return it as the accounting has it."""
+        job_id, runs = str(30_000 + number), number < 6
+        user = list(USERS)[number % len(USERS)]
+        submitted_at = pd.Timestamp(NOON) - pd.Timedelta(hours=9, minutes=-7 * number)
+        row: dict[str, Any] = {
+            "user": user,
+            "account": USERS[user],
+            "name": f"{user}-{('train', 'eval', 'prepare')[number % 3]}",
+            "partition": "short" if number % 5 == 4 else "gpu",
+            "gpus": (4, 1, 8, 2)[number % 4],
+            "submitted_at": submitted_at,
+            "time_limit_s": 86_400.0,
+        }
+        reason = ("Priority", "Resources", "QOSMaxGRESPerUser", "Dependency")[number % 4]
+        self.cluster.submit(job_id=job_id, reason=reason, **row)
+        if runs:
+            node = ("n1", "n2", "n4", "n5", "n7", "n6")[number]
+            self.cluster.start(job_id, node_list=node)
+            row |= {"started_at": submitted_at, "node_list": node}
+        else:
+            self.waiting.setdefault(user, []).append(job_id)
+            row |= {"started_at": None}
+        state = "RUNNING" if runs else "PENDING"
+        return a_job(job_id=job_id, state=state, run_time_s=float("nan"), ended_at=None, **row)
 
     def _night(self) -> None:
         """Have Helios act in the night before, and now."""
@@ -277,17 +307,25 @@ def _requeued(job_id: str, now: pd.Timestamp) -> list[dict[str, Any]]:
 
 
 def _predicted(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return predictions of all jobs, off by up to a factor of two."""
+    """Return predictions of all jobs that ended, off by up to a factor of two."""
+    jobs = jobs[jobs["run_time_s"].notna()]
     p50_s = jobs["run_time_s"] * np.random.default_rng(7).uniform(0.5, 2.0, len(jobs))
     values = {name: p50_s for name in PREDICTIONS.names if name.endswith("_s")}
     values |= {"p10_s": p50_s / 3, "p90_s": 3 * p50_s}
     return jobs[["job_id", "submitted_at", "restart"]].assign(**values, source="shrinkage")
 
 
-def _trial(number: int) -> Any:
+def _trial(number: int) -> TrialRun:
     outcome = ("finished", "pruned", "failed")[number % 3]
+    curve = [CurvePoint(step, 60.0 * step, 1.0 / (step + 1) + 0.1 * number) for step in range(1, 11)]
     return a_trial_run(
-        number, pool="sweep", outcome=outcome, parameters={"lr": 10.0 ** -(1 + number), "width": 32 << number}
+        number,
+        pool="sweep",
+        outcome=outcome,
+        parameters={"lr": 10.0 ** -(1 + number), "width": 32 << number},
+        started_s=NOON.timestamp() - 80_000.0 + 700.0 * number,
+        metrics={"loss": 0.1 + 0.1 * number},
+        curve=tuple(curve),
     )
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ MOST_RECORDED = 32
 """Kinds of steps that are recorded for later trials, evenly chosen; a model of seven numbers is fitted to them."""
 MOST_SHOWN = 20
 """Earlier trials that a new one of the family is expected to be like, the last ones."""
+STEP = ("nodes", "devices", "local", "step_s", "sync_s")
+"""What is recorded of a step."""
 MOST_READS = 100
 """Parts of a report file that are read when a pool begins."""
 LEAST, MOST = 1e-9, 1e15
@@ -54,13 +57,9 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
         gpu_s=record.device_s,
         change_s=CHANGE_S if record.pause_s is None else record.pause_s,
     )
-    reader = ReportReader(reports)
-    for _ in range(MOST_READS if record.attempts else 0):
-        found = reader.read()
-        for report in found:
-            state = learn(state, program, report.elastic, progress=report.progress)
-        if not found:
-            break
+    reads = islice(iter(ReportReader(reports).read, []), MOST_READS if record.attempts else 0)
+    for report in chain.from_iterable(reads):
+        state = learn(state, program, report.elastic, progress=report.progress)
     return state
 
 
@@ -136,9 +135,12 @@ def begin_with(state: ElasticState, program: ElasticProgram, shown: Iterable[Map
     """
     for each in shown:
         known = {name: number for name, value in each.items() if (number := plain_number(value)) is not None}
+        steps = [step for step in each.get("steps") or () if isinstance(step, list) and len(step) == len(STEP)]
+        if "smallest" not in known or not steps:  # what is not of this form was not stored by a pool
+            continue
         scale = known["smallest"] / program.batch[0]
-        for step in each["steps"]:
-            told = dict(zip(("nodes", "devices", "local", "step_s", "sync_s"), step, strict=True))
+        for step in steps:
+            told = dict(zip(STEP, step, strict=True))
             state = learn(state, program, told, progress=None)
         if "variance" in known:
             known["variance"] *= scale

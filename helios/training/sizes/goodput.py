@@ -27,6 +27,11 @@ NETWORK_MARGIN = 1.1
 """How much slower than within a node the network is taken to be before it was seen."""
 LEAST_PASS = 0.01
 """Least part of a step that is no communication; times that a program takes itself may overlap."""
+FIXED_SHARE = 0.15
+"""Part of a pass that is taken not to depend on its samples while all had as many.
+
+Pollux takes a half. With that no training of a fixed batch ever looked as if it gained from a second GPU.
+"""
 _TINY = 1e-12
 
 Floats = NDArray[np.float64]
@@ -68,8 +73,8 @@ class Goodput:
     gradient: Gradient
     limits: BatchLimits
 
-    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the best goodput of each size, and its batch.
+    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the best goodput of each size, and its global batch.
 
         Goodput is in steps of the smallest batch a second.
         """
@@ -86,14 +91,13 @@ class Goodput:
         square, variance = self.gradient
         reached = (variance + square) / (variance / scale + square) / (step + accumulation * passes)
         reached = np.where((local >= limits.smallest_local) & (local <= limits.largest_local), reached, 0.0)
-        rows, columns = reached.argmax(axis=0), np.arange(len(gpus))
-        return reached[rows, columns], local[rows, columns], accumulation[rows, columns]
+        best = reached.argmax(axis=0), np.arange(len(gpus))
+        return reached[best], (share * gpus)[best]
 
     def choose_batch(self, nodes: int, gpus: int) -> GpuBatch:
         """Return the batch of the best goodput on so many GPUs."""
-        _, local, accumulation = self.best(nodes, gpus)
-        passes = int(accumulation[0]) + 1
-        return GpuBatch(min(int(local[0]), self.limits.largest // (gpus * passes)), passes - 1)
+        _, batch = self.best(nodes, gpus)
+        return self.limits.split(float(batch[0]), gpus)
 
 
 def learn_goodput(measured: Measured, gradient: Gradient | None, limits: BatchLimits) -> Goodput | None:
@@ -114,7 +118,7 @@ def fit_speed(measured: Measured) -> SpeedModel:
     pass_s = np.maximum(step_s - sync_s, LEAST_PASS * step_s)
     fixed, sample = _fit_line(local, pass_s, 1 / pass_s)
     if len({*local.tolist()}) == 1:
-        fixed, sample = fixed / 2, fixed / 2 / local[0]  # half of a pass is taken to be fixed
+        fixed, sample = FIXED_SHARE * fixed, (1 - FIXED_SHARE) * fixed / local[0]
     further = np.maximum(gpus - 2, 0)
     beyond = np.maximum(1 - (pass_s / step_s) ** OVERLAPS, _TINY) ** (1 / OVERLAPS)
     lines = np.full((4, len(OVERLAPS)), LEAST)

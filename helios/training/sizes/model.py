@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +87,14 @@ class StepRun(NamedTuple):
 
 Measured = tuple[tuple[StepRun, StepTime], ...]
 """Steps that were measured, sorted, each kind once."""
+
+
+def mean_times(measured: Iterable[Measured]) -> Measured:
+    """Return the mean time of each kind of step."""
+    times = defaultdict[StepRun, list[StepTime]](list)
+    for run, time in chain.from_iterable(measured):
+        times[run].append(time)
+    return tuple((run, StepTime(*map(fmean, zip(*found, strict=True)))) for run, found in sorted(times.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""The pages of all nodes and of one."""
+"""The page of all nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from helios.app.explain import explain_node, node_status
+from helios.app.explain import node_status
 from helios.report.html import PageSection, TableCells
 from helios.web.page import Page, Reader
 from helios.web.site import Site
@@ -30,10 +30,3 @@ def nodes_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
     if found.spare is not None:
         sections.append(PageSection(title="Why so many stay awake", sentences=tuple(found.spare.sentences())))
     return Page(title="Nodes", sections=sections, values=values)
-
-
-def node_page(site: Site, _: Reader, given: Mapping[str, str]) -> Page:
-    """Return the page of one node."""
-    site.refuse_history(f"Node {given['node']} is")
-    found = explain_node(site.operations.node_cycles, given["node"])
-    return Page(title=f"Node {found.node}", sections=[PageSection(sentences=found.facts)], values=found.to_json())

@@ -26,6 +26,7 @@ from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
 from helios.web.application import Access, web_application
 from helios.web.openapi import openapi
+from helios.web.pages import queue as queue_pages
 from helios.web.routes import ROUTES
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
@@ -59,6 +60,20 @@ def client(fake_site: FakeSite, **access: object) -> TestClient:
 def web(fake_site: FakeSite) -> Iterator[TestClient]:
     with client(fake_site) as found:
         yield found
+
+
+def test_tabs_of_one_reader_cost_one_page_of_the_queue(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(queue_pages, "_counts", lambda *given, real=queue_pages._counts: made.append(1) or real(*given))
+    with client(fake_site) as web:
+        for _ in range(8):
+            assert web.get("/queue", headers=HTML).status_code == 200
+    assert len(made) == 1
+
+
+def test_a_window_that_ended_long_ago_says_so(web: TestClient) -> None:
+    assert "This window ended on" not in web.get("/users?from=now-4weeks&to=now-1hours", headers=HTML).text
+    assert ", 14 days ago." in web.get("/users?from=now-4weeks&to=now-14days", headers=HTML).text
 
 
 def test_the_queue_is_there_with_predictions_and_places(fake_site: FakeSite, web: TestClient) -> None:
@@ -109,7 +124,7 @@ def test_use_is_counted_by_user_and_a_user_has_a_page(web: TestClient) -> None:
     assert {row["group"]: row["jobs"] for row in rows} == {"alice": 40, "bob": 40}
     only = web.get("/users?user=bob", headers=JSON).json()["rows"]
     assert [row["group"] for row in only] == ["bob"]
-    assert web.get("/users/bob", headers=JSON).json()["use"]["rows"][0]["jobs"] == 40
+    assert web.get("/users/bob", headers=JSON).json()["by_partition"][0]["jobs"] == 40
 
 
 def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
@@ -118,6 +133,29 @@ def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
     (row,) = web.get(window, headers=JSON).json()["rows"]
     assert (row["group"], row["jobs"], row["gpu_hours"]) == ("bob", 0, pytest.approx(4.89, abs=0.01))
     assert "held in the window" in web.get(window, headers=HTML).text
+
+
+@pytest.mark.parametrize(
+    ("accepted", "query", "begin"),
+    [
+        ("application/json;q=0.9,text/plain", {}, '{"title"'),
+        ("text/csv; charset=utf-8", {"format": "csv"}, "group,jobs"),
+    ],
+)
+def test_requests_of_grafanas_infinity_data_source_are_answered(
+    fake_site: FakeSite, web: TestClient, accepted: str, query: dict[str, str], begin: str
+) -> None:
+    # As its client writes them (pkg/infinity/headers.go), with Grafana's ${__from:date:iso} and ${__to:date:iso}.
+    now = fake_site.cluster.now
+    window = {"from": now - timedelta(weeks=4), "to": now}
+    given = {name: f"{moment:%Y-%m-%dT%H:%M:%S.000Z}" for name, moment in window.items()} | query
+    headers = {"Accept": accepted, "Authorization": f"Bearer {TOKEN}", "User-Agent": "Go-http-client/1.1"}
+    answer = web.get("/accounts", params=given, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (
+        200,
+        accepted.split(";", maxsplit=1)[0],
+    )
+    assert answer.text.startswith(begin) and "lab" in answer.text
 
 
 def test_nothing_is_shown_without_the_token(fake_site: FakeSite, web: TestClient) -> None:
@@ -295,7 +333,7 @@ def test_an_admin_sees_all_advice_and_a_user_their_own(fake_site: FakeSite) -> N
         only = web.get("/advice?user=bob", headers=of["root"]).json()
         assert {one["user"] for one in only["advice"]} == {"bob"}
         page = web.get("/advice", headers={**HTML, "X-Remote-User": "alice"}).text
-        assert "--time=01:15:00" in page and "Evidence: 30 jobs" in page
+        assert "--time=01:15:00" in page and "the middle 8 of 10 ran: 1 h to 1 h" in page
         assert web.get("/study", headers=of["alice"]).status_code == 404
 
 
