@@ -103,7 +103,7 @@ def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -
 
 
 def _in_queue(site: Site, user: str) -> Iterator[str]:
-    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    """Yield what of a user waits and runs now, on a live cluster."""
     if site.history() is not None:
         return
     if isinstance(live := site.live(), str):
@@ -117,7 +117,7 @@ def _in_queue(site: Site, user: str) -> Iterator[str]:
 
 
 def _limits(site: Site, partitions: Collection[str]) -> Iterator[str]:
-    """Yield the limits of Slurm in some partitions and for each user, where they are known."""
+    """Yield the limits of some partitions and of a user, where known."""
     if isinstance(rules := site.rules(), str):
         return
     longest = [
