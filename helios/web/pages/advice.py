@@ -32,7 +32,7 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     sections = [
         PageSection(sentences=[*lines, *([] if found.advice else [kinds.empty])], notes=found.notes),
         PageSection(title=kinds.title, tables=[kinds]),
-        Section(title=table.title, data=DataTable(answer=table), id="advice"),
+        Section(title=table.title, data=DataTable(answer=table, key=""), id="advice"),
     ]
     return Page(
         title="Advice",
