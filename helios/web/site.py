@@ -103,7 +103,7 @@ class Site:
         return f"This is a {NOT_LIVE}: its last job was submitted {_ago(last, now)}."
 
     def prepare(self) -> None:
-        """Find out the last weeks of a history, so that the first reader does not wait for it."""
+        """Find out the last weeks of a history before the first reader asks."""
         with suppress(HeliosError):
             if (name := self.history()) is not None:
                 with Warehouse.open(self.settings.database.url) as warehouse:

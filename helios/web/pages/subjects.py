@@ -80,7 +80,7 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 
 def _in_queue(site: Site, user: str) -> Iterator[str]:
-    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    """Yield what of a user waits and runs now, on a live cluster."""
     if site.history() is not None:
         return
     if isinstance(live := site.live(), str):
