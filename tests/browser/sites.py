@@ -147,12 +147,18 @@ def cedar(folder: Path) -> TraceSite:
 
 
 class LiveSite(ServedSite):
-    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted."""
+    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted.
 
-    def __init__(self, folder: Path) -> None:
+    An empty one has neither.
+    """
+
+    def __init__(self, folder: Path, *, is_empty: bool = False) -> None:
         self.fake_site = _LiveFakes(folder, report={"folder": str(folder / "reports")})
         (folder / "reports").mkdir()
-        self.fake_site.fill()
+        if is_empty:
+            self.fake_site.learn()
+        else:
+            self.fake_site.fill()
         operations = Operations(
             self.fake_site.settings,
             open_cluster=lambda settings: self.fake_site.live_cluster(),
@@ -168,7 +174,7 @@ class LiveSite(ServedSite):
         self.waiting = self.fake_site.waiting
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, once or again."""
         self._server._server.should_exit = True
         self._thread.join()
 

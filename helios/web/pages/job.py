@@ -29,7 +29,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
         found = replace(found, rests_on="", held_by=(), remarks=remarks, target=())
-    decided = decision_rows(found.decisions.iloc[::-1], title="What Helios decided, the last first")
+    decided = decision_rows(found.decisions, title="What Helios decided")
     sections = [
         PageSection(sentences=found.lines()),
         PageSection(title="The job", tables=[_request(found)]),
