@@ -164,9 +164,9 @@ class LiveSite(ServedSite):
             open_cluster=lambda settings: self.fake_site.live_cluster(),
             clock=lambda: self.fake_site.cluster.now,
         )
-        site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
+        self.site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
         access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}), managers=frozenset({MANAGER}))
-        self._server = WebServer(web_application(site, access), listen="127.0.0.1:0")
+        self._server = WebServer(web_application(self.site, access), listen="127.0.0.1:0")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         names = {"user": "alice", "account": "vision", "partition": "gpu", "node": BAD_NODE, "pool": "sweep"}
