@@ -78,7 +78,7 @@ _PAGES = Environment(
 
 
 def head_in_words(name: str) -> str:
-    """Return the head of a column for a field's name, such as ``GPU hours`` for ``GPUHours``."""
+    """Return the words of a field's name, ``GPU hours`` for ``GPUHours``."""
     if name in HEADS:
         return HEADS[name]
     first, *others = (WORDS.get(word, word) for word in _NEXT_WORD.split(name))
