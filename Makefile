@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test dist format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference pictures clean
+.PHONY: help try test dist format lint types imports compile pytest nightly behaviour size slurm browser bench fuzz mutants reference pictures clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -14,7 +14,7 @@ try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (
 	@$(BIN)/helios try
 
 test: ## Run everything that CI runs
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line $(VENV)/.tools slurm
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line $(VENV)/.tools browser
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target compile types format lint imports
 	@$(MAKE) --no-print-directory pytest
 
@@ -55,7 +55,7 @@ compile: $(VENV)/.tools
 # Two begin with live tests, which mostly wait, and two compute, one for each of two processors.
 WORKERS ?= 4
 SLOWEST ?= 50
-pytest: $(VENV)/.tools slurm
+pytest: $(VENV)/.tools browser
 	$(BIN)/pytest --numprocesses $(WORKERS) --durations $(SLOWEST)
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
@@ -78,6 +78,14 @@ slurm: ## Install Slurm for the live tests, where that is possible (root, Debian
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap >/dev/null; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends charliecloud-runtime >/dev/null || true; \
 	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
+
+browser: slurm ## Install Chromium for the tests of the web page, where that is possible (root, Debian or Ubuntu)
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Chromium for the tests of the web page ..."; \
+	  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } >/dev/null \
+	    || echo "Chromium could not be installed: the tests of the web page in a browser will be skipped"; \
+	else echo "Chromium is not installed: the tests of the web page in a browser will be skipped"; fi
 
 bench: $(VENV)/.tools ## Print every figure the documentation claims, beside its control
 	@for benchmark in benchmarks/*.py; do \

@@ -30,8 +30,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.elastic_published import TUNED
 from helios.training.elastic_sim.profiles import ModelProfile, NotMeasured, read_profile
-from helios.training.elastic_sim.published_rules import TUNED, PublishedService
 from helios.training.elastic_sim.simulator import CHANGE_S, GPUS_PER_NODE, NODES, ElasticJob, JobOutcome, simulate
 from helios.training.model import Device, PoolAction, PoolSnapshot, Trial, TrialState
 from helios.training.services.elastic import Elastic, ElasticOptions
@@ -47,8 +47,8 @@ ONE_GPU = {"ncf": 32_768}
 BATCHES = 30
 """Global batches that are tried for the time of a job alone."""
 KEPT_BACK = (3, 4)
-LARGE, DIFFERENT = (1000, 500), 50
-"""Jobs, and nodes of four GPUs, of the large decision; and how many of the jobs are of different speed."""
+LARGE = 1000, 500
+"""Jobs, each of its own speed, and nodes of four GPUs of the large decision."""
 
 
 class Timed:
@@ -155,7 +155,7 @@ def time_large(rule: str) -> tuple[float, float]:
     Models are fitted in the first.
     """
     jobs, nodes = LARGE
-    speeds = np.random.default_rng(1).uniform(0.1, 0.2, DIFFERENT)
+    speeds = np.random.default_rng(1).uniform(0.1, 0.2, jobs)
     limits = next(iter(_PROFILES.values())).limits
     rng = np.random.default_rng(1)
     devices = [
@@ -164,8 +164,7 @@ def time_large(rule: str) -> tuple[float, float]:
     trials = []
     for number in range(jobs):
         measured = tuple(
-            (StepRun(1, gpus, limits.smallest_local), StepTime(float(speeds[number % DIFFERENT]), 0.05))
-            for gpus in (1, 2)
+            (StepRun(1, gpus, limits.smallest_local), StepTime(float(speeds[number]), 0.05)) for gpus in (1, 2)
         )
         held = devices[2 * number : 2 * number + 2]
         state = ElasticState(
@@ -220,7 +219,7 @@ def _compare(rule: str, load: float, chosen: argparse.Namespace) -> None:
         jobs = read_workload(folder / f"workload-{number}.csv", _PROFILES, tuned=rule in {*TUNED, "fixed"})
         if chosen.size_error:
             jobs = mistake_sizes(jobs, chosen.size_error, seed=number)
-        service = PublishedService(TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
+        service = Elastic(ElasticOptions(), TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
         timed, started = Timed(service), time.process_time()
         outcomes = simulate(jobs, timed, change_s=chosen.change_s)
         spent_s = time.process_time() - started - sum(timed.times_s)

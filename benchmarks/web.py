@@ -25,13 +25,13 @@ from helios.app.reports import ReportQuery, open_context
 from helios.config import Settings
 from helios.ingest import synthetic_trace, write_helios_csv
 from helios.study.study import load_study, store_study, study
-from helios.web.server import Access, web_application
+from helios.web.application import Access, web_application
 from helios.web.site import Site
 
 TOKEN = "a token of this benchmark"
 PAGES = (
     "/",
-    "/queue",
+    "/waiting",
     "/partitions",
     "/accounts",
     "/users",

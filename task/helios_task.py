@@ -62,6 +62,8 @@ NAME = "lightning.ckpt"
 REQUESTS = ("pause", "checkpoint", "stop")
 LONGEST_REQUEST = 1 << 16
 """Bytes of the file that are read."""
+NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags for files of a pool, in whose place something else may be."""
 
 COMMENT_EVERY_S = 60.0
 """Between two changes of a Slurm job's comment, s, unless a target is reached or a checkpoint saved."""
@@ -174,7 +176,7 @@ def _write(fields: dict[str, Any]) -> None:
         return
     line = (json.dumps({**fields, "time_s": round(time.time(), 3)}) + "\n").encode()
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NOT_BLOCKING, 0o600)
         try:
             whole = b"\n" + line if _state.unwritten else line  # what was written of the last one ends here
             _state.unwritten = os.write(handle, whole) < len(whole)
@@ -294,7 +296,8 @@ def _read_request(*heeded: str) -> str | None:
             found = os.stat(path)  # noqa: PTH116 - once for each batch, so as cheap as it can be
             state = (found.st_mtime_ns, found.st_ino)
             if state != _state.seen or _state.persists:
-                with open(path, "rb") as file:  # noqa: PTH123 - as above
+                handle = os.open(path, os.O_RDONLY | NOT_BLOCKING)
+                with os.fdopen(handle, "rb") as file:
                     details = json.loads(file.read(LONGEST_REQUEST))
                 request = details["request"]
                 if request in heeded:

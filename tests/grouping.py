@@ -41,6 +41,7 @@ GROUPS = {
     "tests/live/test_release_nodes.py": "power",
     "tests/live/test_nodes_pyslurm.py": "pyslurm",
     "tests/contract/test_grants.py": "postgres",
+    "tests/browser/": "browser",
     "tests/story/test_forecast.py::test_a_published_series": "real traces",
 }
 """The group of a test by the beginning of its id; the first that fits. Groups start in this order."""

@@ -19,12 +19,16 @@ from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, 
 from helios.metrics.history import COLUMNS, read_history
 from helios.metrics.trials import GAINS, find_trials, repeated_amounts, sum_by_user
 from helios.model import JOBS
+from helios.report.admin.sacct_format import as_json
 from helios.report.admin.usage import select_jobs
 from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
+from helios.report.advice_table import advice_by_kind
 from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
 WINDOW = timedelta(weeks=4)
+READ = [name for name in COLUMNS if name not in {"node_list", "tres_requested", "gpu_type"}]
+"""Columns of ``JOBS`` that advice looks at."""
 USAGE_S = 120.0
 """Longest wait for the accounting, s."""
 _NOT_ASKED = "What jobs used is not known: a history has no Slurm to ask. Name what sacct wrote: --usage FILE"
@@ -91,6 +95,7 @@ class AdviceReport:
             "to": self.until.isoformat(),
             "jobs": self.jobs,
             "jobs_measured": self.measured,
+            "kinds": as_json(advice_by_kind(self.advice))["rows"],
             "advice": [one.to_json() for one in self.advice],
             "notes": list(self.notes),
         }
@@ -119,10 +124,13 @@ def advise(
         User to advise where the query names none, on a live cluster. Of a history it is everybody.
     """
     with open_context(ask) as context:
-        jobs = context.warehouse.jobs(context.cluster, since=context.since, until=context.until, columns=COLUMNS)
-        loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
         since, until, live = context.since, context.until, context.live
-    users, notes = tuple(ask.users) or ((own,) if live and own else ()), tuple[str, ...]()
+        users = tuple(ask.users) or ((own,) if live and own else ())
+        jobs = context.warehouse.jobs(
+            context.cluster, since=since, until=until, columns=READ, only={"user": list(users)}
+        )
+        loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
+    notes = tuple[str, ...]()
     if usage is not None and used is None:
         used, notes = usage(users, loaded.cluster, since, until) if live else (None, (_NOT_ASKED,))
     return replace(advise_on(loaded, since=since, until=until, users=users, used=used, notes=notes), live=live)

@@ -6,6 +6,7 @@ A history that was only loaded from files has no Slurm here: its own end is the 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import pandas as pd
 
@@ -23,6 +24,9 @@ READ_LATELY = timedelta(days=1)
 """Age of the last reading up to which another machine seems to read a cluster that has no Slurm here."""
 LAST_WEEKS = timedelta(weeks=4)
 """Length of a history's window without a start."""
+MOST_HISTORIES = 16
+"""Histories of which the last weeks are kept."""
+_last_weeks: dict[tuple[Any, ...], tuple[datetime, datetime] | None] = {}
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
@@ -118,8 +122,13 @@ def has_slurm(slurm: SlurmSettings) -> bool:
 def last_weeks(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the last weeks of the complete part of a history.
 
-    None without any job.
+    None without any job. It looks at every job, so a process keeps what it found until something is loaded.
     """
-    jobs = warehouse.jobs(cluster, columns=list(RECORD_COLUMNS))
-    record = record_window(jobs, asked=live_window(warehouse, cluster))
-    return None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)
+    edition, asked, clusters = warehouse.edition(cluster)[0], live_window(warehouse, cluster), warehouse.clusters()
+    loaded = (warehouse.url, edition, asked, *clusters[clusters["name"] == cluster].to_numpy()[0])
+    if loaded not in _last_weeks:
+        record = record_window(warehouse.jobs(cluster, columns=list(RECORD_COLUMNS)), asked=asked)
+        if len(_last_weeks) >= MOST_HISTORIES:
+            _last_weeks.clear()
+        _last_weeks[loaded] = None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)
+    return _last_weeks[loaded]

@@ -22,7 +22,9 @@ from helios.app.explain_past import (
     explanation,
     first_prediction,
     has_id,
+    jobs_of_user,
     last_job,
+    made_predictions,
     read_or_empty,
     text_of,
 )
@@ -178,19 +180,20 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         runs = _live_runs(warehouse, name, job, now=snapshot.taken_at)
         yielded = cycles.yield_store(warehouse).read() if snapshot.targets else []
         target = describe_target(snapshot, str(job["job_id"]), yielded, cycles.settings.control)
+        made, compared_with = made_predictions(warehouse, name, job), jobs_of_user(warehouse, name, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
-            prediction = first_prediction(warehouse, name, job)
+            prediction = first_prediction(made)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
-    found = _explain_queued(cycles, predicted, job, applied_changes, decisions)
+    found = _explain_queued(cycles, predicted, job, applied_changes, decisions, compared_with=compared_with)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
-    return replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target)
+    return replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target, predictions=made)
 
 
-def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns | None:
-    """Return the runs of a queued job, None at the first."""
-    if not job["restart"]:
-        return None
-    stored = read_or_empty(lambda: warehouse.requeued_runs(cluster, str(job["job_id"])), JOBS)
+def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns:
+    """Return the runs of a queued job."""
+    stored = JOBS.empty()
+    if job["restart"]:
+        stored = read_or_empty(lambda: warehouse.requeued_runs(cluster, str(job["job_id"])), JOBS)
     earlier = last_job(stored[stored["submitted_at"] < job["submitted_at"]].reset_index(drop=True))
     earlier = earlier[(earlier["restart"] < job["restart"]) & (earlier["user"] == job["user"])]
     runs = [part.astype({"user": "object"}) for part in (earlier, _as_jobs(job.to_frame().T)) if len(part)]
@@ -233,6 +236,8 @@ def _explain_queued(
     job: pd.Series[Any],
     applied_changes: pd.DataFrame,
     decisions: pd.DataFrame,
+    *,
+    compared_with: pd.DataFrame,
 ) -> JobExplanation:
     mine = applied_changes[
         (applied_changes["job_id"] == job["job_id"]) & (applied_changes["submitted_at"] == job["submitted_at"])
@@ -250,6 +255,7 @@ def _explain_queued(
         job,
         until,
         decisions,
+        compared_with=compared_with,
         tasks=int(job["tasks"]),
         p10_s=float(job["p10_s"]),
         p50_s=float(job["p50_s"]),

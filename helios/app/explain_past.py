@@ -19,10 +19,20 @@ from numpy.typing import NDArray
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
 from helios.app.history import LoadedHistory
 from helios.config import Settings
-from helios.errors import ConfigurationInvalid, HeliosError, NoSuchCluster, NotEnoughHistory, UsageError
-from helios.model import DECISIONS, JOBS, PREDICTIONS, FrameKind, columns_of_id
+from helios.errors import (
+    ClusterUnavailable,
+    ConfigurationInvalid,
+    HeliosError,
+    NoSuchCluster,
+    NotEnoughHistory,
+    UsageError,
+)
+from helios.model import DECISIONS, JOBS, PREDICTIONS, TIME, FrameKind, columns_of_id
 from helios.ports import Progress, no_progress
+from helios.report.alike import ALIKE_WITHIN, compare_alike
+from helios.report.alike import COLUMNS as ALIKE_COLUMNS
 from helios.report.job import JobExplanation, JobRuns
+from helios.report.job_life import NOT_RECORDED
 from helios.report.prediction import PastJob, PredictionSteps
 from helios.units import as_count, count_in_words, duration_in_words, in_number
 from helios.warehouse import Warehouse
@@ -42,6 +52,9 @@ _SEVERAL = re.compile(r"(\d+)_\[(\d+).*", re.ASCII)
 
 _BESIDE = ["job_id", "partition", "submitted_at", "started_at", "ended_at", "gpus", "cpus"]
 """Columns by which is told what other jobs did while one waited."""
+
+NOTHING_MADE = PREDICTIONS.empty().assign(made_at=pd.Series(dtype=TIME))[["made_at", *PREDICTIONS.names]]
+"""Frame of a job that was never predicted."""
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """A model, or None for shrinkage alone, with notes for the reader about it."""
@@ -67,8 +80,10 @@ def explain_job(
     ------
     JobUnknown
         Neither knows the job.
-    HeliosError
-        The live cluster cannot be read, and no history that was named knows the job.
+    ClusterUnavailable
+        The live cluster cannot be read, and the history does not know the job.
+    NoSuchCluster
+        It cannot be read, and none or several histories are loaded, and none was named.
     """
     url, problem = settings.database.url, None
     name = history_alone(settings, cluster, now=now)
@@ -86,10 +101,13 @@ def explain_job(
         with Warehouse.open(url) as warehouse:
             name = name or str(choose_cluster(warehouse, cluster or settings.database.cluster or None)["name"])
         found = explain_past(url, name, job_id, now=now)
-    except UsageError as unknown:
+    except (JobUnknown, NoSuchCluster) as unknown:
         if problem is None or cluster:
             raise
-        raise problem from unknown
+        if isinstance(unknown, NoSuchCluster):  # several are loaded, or none
+            raise NoSuchCluster(f"{problem.message} {unknown.message}", hint=unknown.hint) from problem
+        message = f"{unknown.message} It may be in the queue, which cannot be read: {problem.message}"
+        raise ClusterUnavailable(message, hint=problem.hint) from problem
     remark = f"{name} is {NOT_LIVE}." if problem is None else f"This is from the history alone: {problem.message}"
     return replace(found, remarks=(*found.remarks, remark))
 
@@ -117,11 +135,12 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
         over = past.iloc[-1]
         listed = warehouse.requeued_runs(cluster, str(over["job_id"]))
         decisions = audit_entries(warehouse, cluster, over, over["submitted_at"].to_pydatetime())
+        alike, made = jobs_of_user(warehouse, cluster, over), made_predictions(warehouse, cluster, over)
         beside, began = JOBS.empty(), _could_start(over)
         if over["started_at"] - began >= WORTH_EXPLAINING:
             until = over["started_at"]
             beside = warehouse.jobs(cluster, since=began - LOOK_BACK, until=until, unended_at=began, columns=_BESIDE)
-        return _explain_rows(past, listed, beside, decisions, now=now, **first_prediction(warehouse, cluster, over))
+        return _explain_rows(past, listed, beside, decisions, alike=alike, predictions=made, now=now)
 
 
 def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
@@ -134,7 +153,8 @@ def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
     """
     rows = history.jobs.iloc[_known_positions(history, job_id)]
     now = history.jobs["submitted_at"].max()
-    return _explain_rows(rows, JOBS.empty(), history.jobs[_BESIDE], DECISIONS.empty(), now=now)
+    beside, alike = history.jobs[_BESIDE], history.jobs[ALIKE_COLUMNS]
+    return _explain_rows(rows, JOBS.empty(), beside, DECISIONS.empty(), alike=alike, predictions=NOTHING_MADE, now=now)
 
 
 def _explain_rows(
@@ -143,12 +163,14 @@ def _explain_rows(
     beside: pd.DataFrame,
     decisions: pd.DataFrame,
     *,
+    alike: pd.DataFrame,
+    predictions: pd.DataFrame,
     now: datetime,
-    **prediction: Any,
 ) -> JobExplanation:
     """Explain the last job in rows of one id.
 
-    Its runs are in these and the ``listed`` rows, and what held it is told by the rows ``beside``.
+    Its runs are in these and the ``listed`` rows, and what held it is told by the rows ``beside``. It is compared with
+    the rows ``alike``, of which those like it count.
     """
     over = past.iloc[-1]
     parts = [part for part in (past[past["job_id"] == over["job_id"]], listed) if len(part)]
@@ -164,8 +186,10 @@ def _explain_rows(
         run_time_s=float(over["run_time_s"]),
         held_by=tuple(_held_by(over, beside)),
         runs=JobRuns.of(runs, now=now),
-        remarks=() if other is None else (_other_job(other),),
-        **prediction,
+        compared_with=alike,
+        predictions=predictions,
+        remarks=(NOT_RECORDED, *(() if other is None else (_other_job(other),))),
+        **first_prediction(predictions),
     )
 
 
@@ -322,18 +346,28 @@ def split_federated(url: str, job_id: str) -> tuple[str, str | None]:
     return (name, cluster) if known else (job_id, None)
 
 
-def explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
+def explanation(
+    job: pd.Series[Any],
+    until: pd.Timestamp,
+    decisions: pd.DataFrame,
+    *,
+    compared_with: pd.DataFrame | None = None,
+    **rest: Any,
+) -> JobExplanation:
     """Return the explanation of a job from a row of ``QUEUE`` or ``JOBS``.
 
-    It waited until ``until``, which is NaT if it never started.
+    It waited until ``until``, which is NaT if it never started. Of ``compared_with`` jobs like it count.
     """
     began = _could_start(job)
+    waited_s = max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan")
     return JobExplanation(
         job_id=str(job["job_id"]),
         state=text_of(job["state"]),
         user=text_of(job["user"]),
+        account=text_of(job["account"]),
         partition=text_of(job["partition"]),
-        waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
+        waited_s=waited_s,
+        alike=None if compared_with is None else compare_alike(compared_with, job, waited_s=waited_s),
         gpus=as_count(float(job["gpus"])),
         cpus=float(job["cpus"]),
         time_limit_s=float(job["time_limit_s"]),
@@ -392,15 +426,35 @@ def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.Data
         return table.empty()
 
 
-def first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return quantiles and source of the first prediction of a job."""
+def made_predictions(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
+    """Return the predictions of a job as they were made, oldest first."""
     submitted = pd.Series([job["submitted_at"]])
-    made = read_or_empty(lambda: warehouse.predictions_of(cluster, submitted), PREDICTIONS)
-    if len(made):
-        made = made[(made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])]
+    try:
+        made = warehouse.predictions_of(cluster, submitted)
+    except NoSuchCluster:
+        return NOTHING_MADE
+    of_job = (made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])
+    return made.loc[of_job, NOTHING_MADE.columns].reset_index(drop=True)
+
+
+def first_prediction(made: pd.DataFrame) -> dict[str, Any]:
+    """Return quantiles and source of the first of a job's predictions."""
     if made.empty:
         return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
     return {name: made.iloc[0][name] for name in (*PREDICTIONS.names[:3], "source")}
+
+
+def jobs_of_user(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
+    """Return the jobs of a job's user and partition around its submission."""
+    if pd.isna(job["user"]):
+        return JOBS.empty()
+    at = job["submitted_at"].to_pydatetime()
+    partitions = text_of(job["partition"])
+    only = {"user": [str(job["user"])], "partition": partitions.split(",") if partitions else []}
+    since, until = at - ALIKE_WITHIN, at + ALIKE_WITHIN
+    return read_or_empty(
+        lambda: warehouse.jobs(cluster, since=since, until=until, columns=ALIKE_COLUMNS, only=only), JOBS
+    )
 
 
 def audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:

@@ -33,7 +33,7 @@ from helios.report.admin.decisions import (
 )
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
-from helios.report.admin.usage import queue_at, queue_over_time, select_jobs, usage_by, usage_of_sums, wait_s
+from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
 from helios.warehouse.use import Group, Use, UseQuery
@@ -92,6 +92,11 @@ class ReportQuery:
     partitions: Collection[str] = ()
     hides_others: bool = False
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
+
+    @property
+    def only(self) -> dict[str, Collection[str]]:
+        """Texts that the jobs must have, by column."""
+        return {"user": self.users, "account": self.accounts, "partition": self.partitions}
 
 
 @contextmanager
@@ -170,15 +175,16 @@ class ReportContext:
         return self._select(None, self.until + CLOCK_SKEW, self.since)
 
     def _select(self, since: datetime | None, until: datetime, unended_at: datetime | None) -> pd.DataFrame:
-        jobs = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at)
-        query = self.query
-        return select_jobs(JOBS.conform(jobs), users=query.users, accounts=query.accounts, partitions=query.partitions)
+        jobs = self.warehouse.jobs(
+            self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at, only=self.query.only
+        )
+        return JOBS.conform(jobs)
 
     def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
         """Return the use by the jobs of the query, by period and group."""
-        query = self.query
-        chosen = {"user": query.users, "account": query.accounts, "partition": query.partitions}
-        question = UseQuery(by=by, edges=edges, now=query.now, chosen=chosen, all_distributions=all_distributions)
+        question = UseQuery(
+            by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
+        )
         return self.warehouse.use(self.cluster, question)
 
     def has_whole_day(self) -> bool:

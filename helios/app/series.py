@@ -15,6 +15,9 @@ from helios.dates import local_day
 from helios.metrics.job_sums import Sums, bin_quantiles
 
 By = Literal["", "partition", "account", "size"]
+Step = Literal["hour", "day", "month"]
+LONGEST_BY_HOUR = timedelta(days=4)
+"""Shortest window that is given by day. Shorter ones are given by hour."""
 LONGEST_BY_DAY = timedelta(days=400)
 """Longest window that is given by day. Longer ones are given by month."""
 MOST_GROUPS = 8
@@ -38,22 +41,30 @@ class SeriesFrame:
         ``submitted``, ``started`` and ``ended`` jobs, and of the jobs submitted in the step ``p50_wait_s`` and
         ``p90_wait_s``, within 1 %. What is not known is NaN.
     step : str
-        ``day`` or ``month``. The first and the last are cut by the window.
+        ``hour``, ``day`` or ``month``. The first and the last are cut by the window.
+    until : datetime
+        End of the last step.
     timezone : str
     """
 
     rows: pd.DataFrame
-    step: Literal["day", "month"]
+    step: Step
+    until: datetime
     timezone: str
 
 
 def series(
-    context: ReportContext, *, by: By, since: datetime | None = None, until: datetime | None = None
+    context: ReportContext,
+    *,
+    by: By,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    step: Step | None = None,
 ) -> SeriesFrame:
     """Return use, waiting and submissions of a window by day.
 
-    A window above ``LONGEST_BY_DAY`` is given by month. At most ``MOST_GROUPS`` groups are named, those with most
-    hours; the rest is ``OTHERS``.
+    A window below ``LONGEST_BY_HOUR`` is given by hour, one above ``LONGEST_BY_DAY`` by month. At most ``MOST_GROUPS``
+    groups are named, those with most hours; the rest is ``OTHERS``.
 
     Parameters
     ----------
@@ -61,9 +72,11 @@ def series(
         What to group by; empty for one group.
     since, until : datetime, optional
         The window, by default that of the query.
+    step : str, optional
+        By default it follows from the length of the window.
     """
     since, until = since or context.since, until or context.until
-    step: Literal["day", "month"] = "month" if until - since > LONGEST_BY_DAY else "day"
+    step = step or _step_of(until - since)
     edges = _edges(since, until, step=step, timezone=context.timezone)
     use = context.use(by, edges)
     sums, (named, place) = use.sums, _largest(use.sums, use.names)
@@ -94,14 +107,21 @@ def series(
             "p90_wait_s": found[:, 1],
         }
     )
-    return SeriesFrame(rows=rows, step=step, timezone=context.timezone)
+    return SeriesFrame(rows=rows, step=step, until=until, timezone=context.timezone)
 
 
-def _edges(since: datetime, until: datetime, *, step: str, timezone: str) -> list[datetime]:
+def _step_of(length: timedelta) -> Step:
+    return "month" if length > LONGEST_BY_DAY else "day" if length >= LONGEST_BY_HOUR else "hour"
+
+
+def _edges(since: datetime, until: datetime, *, step: Step, timezone: str) -> list[datetime]:
     """Return the edges of the steps.
 
-    They are those of the window, and the local midnights or first days of months in it.
+    They are those of the window, and the full hours, local midnights or first days of months in it.
     """
+    if step == "hour":
+        hours = pd.date_range(pd.Timestamp(since).ceil("h"), until, freq="h", inclusive="left")
+        return [since, *(hour.to_pydatetime() for hour in hours if hour > since), until]
     edges, day = [since], since
     while True:
         _, day = local_day(day, timezone=timezone)

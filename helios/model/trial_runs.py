@@ -83,6 +83,9 @@ class TrialRun:
     curve : tuple of CurvePoint
         This metric by step from the trial's beginning to the end of this attempt, at most 200 points. Reports without
         a step are not in it.
+    sizes : mapping
+        What a trial that may change its size has shown, as plain values of
+        :func:`helios.training.pool.elastic_state.describe_shown`. Empty for others.
     user : str
         Who stored it in the warehouse. Empty elsewhere.
     """
@@ -110,6 +113,7 @@ class TrialRun:
     metric: str = ""
     direction: str = ""
     curve: tuple[CurvePoint, ...] = ()
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
 
     @property

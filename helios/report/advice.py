@@ -7,8 +7,9 @@ fewer than ``FEWEST_JOBS`` alike jobs, except where the counts alone suffice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,6 @@ FITS = 0.95
 """Share of alike jobs that a proposed request should fit."""
 FEWEST_JOBS = 20
 """Fewest alike jobs. At least 19 are needed to bound 95 % of further ones."""
-FEWEST_IDLE = 5
-"""Fewest jobs without any use of GPUs for advice on them."""
 EXCESS_RATIO = 2.0
 """Ratio of the request to the proposal from which there is advice."""
 TIME_MARGIN = 1.25
@@ -47,6 +46,13 @@ ENDS = {
     JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
     JobState.OUT_OF_MEMORY: ("memory_too_small", "ran out of memory", "Ask for more memory."),
 }
+GROUP_COLUMNS = (
+    *(*KEYS, "job_id", "state", "run_time_s", "nodes", "time_limit_s", "memory_mib"),
+    *("cpu_s", "used_memory_mib"),
+)
+"""Columns of a group of alike jobs; the last two where use was measured."""
+Columns = Mapping[str, NDArray[Any]]
+"""Columns of alike jobs, in the order of the jobs."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -81,8 +87,8 @@ class Advice:
     Attributes
     ----------
     kind : str
-        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``,
-        ``gpus_unused`` or ``packing``.
+        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``
+        or ``packing``.
     user, which : str
         User, and description of the jobs.
     sentence : str
@@ -95,6 +101,8 @@ class Advice:
     resource : str
         Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval
+    example : str
+        Id of the last of the jobs. Empty where it is not known.
     """
 
     kind: str
@@ -106,6 +114,7 @@ class Advice:
     hours: float
     resource: str
     interval: Interval
+    example: str = ""
 
     def lines(self) -> list[str]:
         """Return it as text, the evidence last."""
@@ -123,8 +132,8 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
     Parameters
     ----------
     jobs : DataFrame
-        ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s`` and
-        ``memory_mib`` of ``JOBS``.
+        ``job_id``, ``user``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``, ``time_limit_s``
+        and ``memory_mib`` of ``JOBS``.
     """
     ran = with_name_words(jobs[(jobs["run_time_s"] > 0) & jobs["user"].notna()])
     is_counted = ran[ran["state"].isin([JobState.COMPLETED, JobState.TIMEOUT]) | ran["state"].isna()]
@@ -139,7 +148,7 @@ def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
 
 
 def usage_advice(usage: pd.DataFrame) -> list[Advice]:
-    """Return advice from the measured use of memory, CPUs and GPUs.
+    """Return advice from the measured use of memory and CPUs.
 
     Parameters
     ----------
@@ -147,8 +156,8 @@ def usage_advice(usage: pd.DataFrame) -> list[Advice]:
         Result of :func:`helios.slurm.accounting.read_usage`.
     """
     measured = with_name_words(usage[(usage["run_time_s"] >= SHORTEST_MEASURED_S) & usage["used_memory_mib"].notna()])
-    groups = alike_jobs(measured, "memory_mib", fewest=FEWEST_IDLE)
-    advice = [advise(alike) for alike in groups for advise in (_memory_too_large, _unused_cpus, _unused_gpus)]
+    groups = alike_jobs(measured, "memory_mib")
+    advice = [advise(alike) for alike in groups for advise in (_memory_too_large, _unused_cpus)]
     return [item for item in advice if item is not None]
 
 
@@ -191,7 +200,7 @@ def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
 
 def alike_jobs(
     jobs: pd.DataFrame, request: str, *, fewest: int = FEWEST_JOBS, counted: Flags | None = None
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[Columns]:
     """Yield groups of alike jobs with equal values of ``request``.
 
     Parameters
@@ -205,9 +214,13 @@ def alike_jobs(
     """
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
     is_large_enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
-    is_kept = is_large_enough[group]
-    for _, alike in jobs[is_kept].groupby(group[is_kept]):
-        yield alike
+    kept = np.flatnonzero(is_large_enough[group])
+    kept = kept[np.argsort(group[kept], kind="stable")]
+    # Arrays, because pandas takes a millisecond for each of a dozen steps on each of some thousand groups.
+    columns = {name: jobs[name].to_numpy()[kept] for name in GROUP_COLUMNS if name in jobs}
+    bounds = [0, *(np.flatnonzero(np.diff(group[kept])) + 1).tolist(), len(kept)]
+    for first, end in pairwise(bounds if len(kept) else []):
+        yield {name: values[first:end] for name, values in columns.items()}
 
 
 def _with_unit(value: float, unit: str) -> str:
@@ -227,8 +240,9 @@ def _upper_bound(values: Floats) -> float:
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
 
-def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
-    values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
+def describe_group(alike: Columns, request: str = "") -> str:
+    """Return what alike jobs have in common, in words."""
+    values = {name: alike[name][0] for name in KEYS}
     name = f" {values['words']!r}" if values["words"] else ""
     size = [count_in_words(float(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
     size += [count_in_words(int(values["cpus"]), "CPU")] if values["cpus"] > 0 else []
@@ -236,11 +250,16 @@ def _describe_group(alike: pd.DataFrame, request: str = "") -> str:
     return f"Jobs{name}{where}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
-def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
+def _hours_held(alike: Columns) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
-    units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
+    units = alike["gpus"] if resource == "GPU" else np.fmax(alike["cpus"], 1.0)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
-    return {"user": str(alike["user"].iloc[0]), "jobs": len(alike), "hours": hours, "resource": resource}
+    last = {"user": str(alike["user"][-1]), "example": str(alike["job_id"][-1])}
+    return {**last, "jobs": len(units), "hours": hours, "resource": resource}
+
+
+def _rows(alike: Columns, chosen: Flags) -> Columns:
+    return {name: values[chosen] for name, values in alike.items()}
 
 
 def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
@@ -248,9 +267,9 @@ def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
 
-def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
-    limit_s = float(alike["time_limit_s"].iloc[0])
-    run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
+def _limit_too_long(alike: Columns) -> Advice | None:
+    limit_s = float(alike["time_limit_s"][0])
+    run_s = alike["run_time_s"]
     # A job that reached its limit would have run longer, for an unknown time.
     needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
@@ -262,7 +281,7 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     limit = "no time limit" if math.isinf(limit_s) else f"a limit of {duration_in_words(limit_s)}"
     return Advice(
         kind="limit_too_long",
-        which=_describe_group(alike, f" with {limit}"),
+        which=describe_group(alike, f" with {limit}"),
         sentence=f"95 in 100 ran at most {duration_in_words(needed_s)}. A shorter limit lets such jobs fit into "
         "gaps of the queue, and start earlier.",
         option=f"--time={slurm_length(proposed_s)}",
@@ -271,22 +290,22 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     )
 
 
-def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Advice | None:
+def _ended_jobs_advice(alike: Columns, state: JobState, request: str) -> Advice | None:
     ended = alike["state"] == state
     count = int(ended.sum())
     if count < FEWEST_LOST:
         return None
-    low, high = share_interval(count, len(alike))
+    low, high = share_interval(count, len(alike["user"]))
     if low < OFTEN:
         return None
     kind, problem, remedy = ENDS[state]
-    request_value = float(alike[request].iloc[0])
+    request_value = float(alike[request][0])
     size = "" if math.isnan(request_value) else f" with {_format_request(request, request_value)}"
-    lost = _hours_held(alike[ended])
+    lost = _hours_held(_rows(alike, ended))
     return Advice(
         kind=kind,
-        which=_describe_group(alike, size),
-        sentence=f"{count:,} of {len(alike):,} {problem}, "
+        which=describe_group(alike, size),
+        sentence=f"{count:,} of {len(alike['user']):,} {problem}, "
         f"after {lost['hours']:,.0f} {lost['resource']} hours. {remedy}",
         interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
         **_hours_held(alike),
@@ -299,17 +318,17 @@ def _format_request(request: str, amount: float) -> str:
     return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
 
 
-def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
-    requested_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
+def _memory_too_large(alike: Columns) -> Advice | None:
+    requested_mib, used_mib = float(alike["memory_mib"][0]), alike["used_memory_mib"]
     needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
-    if len(alike) < FEWEST_JOBS or math.isnan(requested_mib) or not math.isfinite(needed_mib):
+    if len(alike["user"]) < FEWEST_JOBS or math.isnan(requested_mib) or not math.isfinite(needed_mib):
         return None
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
     if requested_mib < EXCESS_RATIO * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
         return None
     return Advice(
         kind="memory_too_large",
-        which=_describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
+        which=describe_group(alike, f" with {requested_mib / 1024:.3g} GiB"),
         sentence=f"95 in 100 used at most {needed_mib / 1024:.1f} GiB.",
         option=f"--mem={proposed_gib}G",
         interval=_central_interval(used_mib, "the middle 8 of 10 used", "MiB"),
@@ -317,41 +336,19 @@ def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
     )
 
 
-def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
-    requested, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
+def _unused_cpus(alike: Columns) -> Advice | None:
+    requested, busy = float(alike["cpus"][0]), (alike["cpu_s"] / alike["run_time_s"])
     needed = _upper_bound(busy)
-    if len(alike) < FEWEST_JOBS or math.isnan(requested) or not math.isfinite(needed):
+    if len(alike["user"]) < FEWEST_JOBS or math.isnan(requested) or not math.isfinite(needed):
         return None
     proposed = max(math.ceil(needed), 1)
     if requested < EXCESS_RATIO * proposed:
         return None
     return Advice(
         kind="cpus_unused",
-        which=_describe_group(alike),
+        which=describe_group(alike),
         sentence=f"95 in 100 kept at most {needed:.1f} CPUs busy on average.",
         option=f"{proposed} instead of {requested:.0f} CPUs (--cpus-per-task)",
         interval=_central_interval(busy, "the middle 8 of 10 kept busy", "CPUs"),
         **_hours_held(alike),
-    )
-
-
-def _unused_gpus(alike: pd.DataFrame) -> Advice | None:
-    measured = alike[alike["gpu_percent"].notna() & (alike["gpus"] >= 1) & (alike["gpus"] % 1 == 0)]
-    if len(measured) < FEWEST_IDLE:
-        return None
-    requested = int(measured["gpus"].iloc[0])
-    most_busy = np.ceil(measured["gpu_percent"].to_numpy(dtype=np.float64) / 100)
-    needed = _upper_bound(most_busy) if len(measured) >= FEWEST_JOBS else float(most_busy.max())
-    if needed > 0 and (len(measured) < FEWEST_JOBS or requested < EXCESS_RATIO * needed):
-        return None
-    n_idle = int((most_busy < requested).sum())
-    low, high = share_interval(n_idle, len(measured))
-    used_gpus = "none" if needed == 0 else f"at most {needed:.0f}"
-    return Advice(
-        kind="gpus_unused",
-        which=_describe_group(measured),
-        sentence=f"of {count_in_words(requested, 'GPU')} {used_gpus} was ever busy, in all that was measured.",
-        option="no GPU" if needed == 0 else f"--gres=gpu:{needed:.0f}",
-        interval=Interval(meaning="share of jobs with an idle GPU, 95 % sure", low=low, high=high, unit="share"),
-        **_hours_held(measured),
     )

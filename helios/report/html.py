@@ -5,6 +5,7 @@ Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from markupsafe import Markup
 
 from helios.model import SIZE_CLASSES, SIZE_NAMES
 from helios.report import charts
-from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, chosen_fields, write_values
 from helios.report.charts import energy_figure, nodes_over_time, saved_by_day
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy_whatif import EnergyWhatIf, energy_verdict, front_rows, front_title, policy_rows
@@ -139,29 +140,53 @@ def render_sections(
     )
 
 
-def filled_sections(sections: Sequence[PageSection]) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
-    """Return the sections with content, with figures drawn and tables as text."""
+def filled_sections(
+    sections: Sequence[PageSection], *, has_more: Callable[[PageSection], bool] = lambda _: False
+) -> list[tuple[PageSection, list[Markup], list[TableCells]]]:
+    """Return the sections with content, with figures drawn and tables as text.
+
+    ``has_more``: whether a section has content that is shown in another way.
+    """
     filled = []
     for section in sections:
         figures = [figure for draw in section.figures if (figure := inline(draw))]
         tables = [table if isinstance(table, TableCells) else to_cells(table) for table in section.tables]
-        if section.sentences or figures or tables:
+        tables = [table for table in tables if table.rows]
+        if section.sentences or figures or tables or has_more(section):
             filled.append((section, figures, tables))
     return filled
 
 
 def to_cells(answer: ReportTable) -> TableCells:
     """Return the cells of a table, without empty columns."""
-    fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
-    columns = []
-    for field in fields:
-        values = answer.rows[field.column].tolist()
-        if field.kind is FieldKind.LENGTH:
-            columns.append([duration(value) if pd.notna(value) else "" for value in values])
-        else:
-            columns.append([write_values(value, field.kind, timezone=answer.timezone) for value in values])
+    return write_cells(answer, filled_fields(answer))
+
+
+def filled_fields(answer: ReportTable) -> list[Field]:
+    """Return the fields of a table that are shown by default and have a value."""
+    return [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
+
+
+def write_cells(answer: ReportTable, fields: Sequence[Field]) -> TableCells:
+    """Return the cells of some fields of a table."""
+    columns = [
+        [write_cell(value, field, timezone=answer.timezone) for value in answer.rows[field.column].tolist()]
+        for field in fields
+    ]
     header = [(field.name, field.kind is FieldKind.TEXT) for field in fields]
     return TableCells(header=header, rows=list(zip(*columns, strict=True)))
+
+
+def write_cell(value: Any, field: Field, *, timezone: str) -> str:
+    """Return one value as a page shows it, empty where it is missing."""
+    if pd.isna(value):
+        return ""
+    if field.kind is FieldKind.LENGTH:
+        return duration(value) if math.isfinite(value) else "unlimited"
+    if field.kind in {FieldKind.COUNT, FieldKind.DECIMAL}:
+        return f"{value:,.{0 if field.kind is FieldKind.COUNT else 1}f}"
+    text = write_values(value, field.kind, timezone=timezone)
+    return text.replace("T", " ") if field.kind is FieldKind.MOMENT else text
 
 
 def render_energy(ledger: EnergyLedger) -> str:

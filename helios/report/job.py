@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.model import JobState, Mode, Snapshot
+from helios.model import JobState, Snapshot
 from helios.model.frames import plain
 from helios.report.admin.usage import held_s, is_in, running_at
+from helios.report.alike import AlikeJobs
+from helios.report.job_life import JobEvent, decision_words, job_events
 from helios.report.prediction import PredictionSteps
 from helios.report.tables import plain_table
 from helios.units import HOUR_S, count_in_words, duration, duration_in_words
@@ -49,15 +51,6 @@ REASONS = {
     "Licenses": "it waits for a licence",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
 }
-# The outcome of a change, by helios.actions.Result.
-ACTIVITY = {
-    "done": "set {after}",
-    "would": "would have set {after}",
-    "refused": "requested {after} and was refused",
-    "mismatch": "set {after}, and something else was read back",
-    "failed": "could not set {after}",
-}
-UNDONE = "reverted what Helios had set, if anything"
 LATER = "later than"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNTIMED = frozenset(set(JobState) - {JobState.PENDING, JobState.CANCELLED, JobState.REVOKED, JobState.DEADLINE})
@@ -79,9 +72,9 @@ class JobRuns:
     Attributes
     ----------
     runs : DataFrame
-        ``number``, ``submitted_at``, ``started_at``, ``ended_at``, ``state``, ``nodes``, ``node_list``, ``run_time_s``,
-        ``gpu_hours``, ``cpu_hours``, NaN where unknown, and ``lost``: whether the job was started again after it. A
-        run that goes on counts until now.
+        ``number``, ``submitted_at``, ``eligible_at``, ``started_at``, ``ended_at``, ``state``, ``nodes``,
+        ``node_list``, ``run_time_s``, ``gpu_hours``, ``cpu_hours``, NaN where unknown, and ``lost``: whether the job
+        was started again after it. A run that goes on counts until now.
     total : dict of str to float
         ``run_time_s``, ``gpu_hours`` and ``cpu_hours`` of all runs, and ``lost_gpu_hours`` and ``lost_cpu_hours`` of
         those that are lost. Runs where it is unknown are left out.
@@ -107,7 +100,7 @@ class JobRuns:
         runs = pd.DataFrame(
             {
                 "number": jobs["restart"],
-                **{name: jobs[name] for name in ("submitted_at", "started_at", "ended_at", "state")},
+                **{name: jobs[name] for name in ("submitted_at", "eligible_at", "started_at", "ended_at", "state")},
                 **{name: jobs[name] for name in ("nodes", "node_list")},
                 "run_time_s": jobs["run_time_s"].where(~goes_on, worked * HOUR_S),
                 "gpu_hours": (jobs["gpus"] * held).where(known),
@@ -169,7 +162,7 @@ class JobExplanation:
 
     Attributes
     ----------
-    job_id, state, user, partition : str
+    job_id, state, user, account, partition : str
         The job; ``state`` is a JobState.
     waited_s : float
         Time since it could have started, or from then to its start. NaN where unknown.
@@ -213,7 +206,11 @@ class JobExplanation:
     held_by : tuple of str
         Sentences on the other jobs of its partition while it waited, of a job that has started.
     runs : JobRuns, optional
-        All runs of the job. None for a job of the live queue that runs or waits for the first time.
+        All runs of the job.
+    predictions : DataFrame
+        Predictions of its run time as they were made, oldest first: ``PREDICTIONS`` and ``made_at``.
+    alike : AlikeJobs, optional
+        Where it lies among alike jobs. None where its user is not known.
     replay : ReplayedWait, optional
         What held it in a replay of the history.
     steps : PredictionSteps, optional
@@ -228,6 +225,7 @@ class JobExplanation:
     gpus: float
     tasks: int
     time_limit_s: float
+    account: str = ""
     cpus: float = float("nan")
     p10_s: float = float("nan")
     p50_s: float = float("nan")
@@ -250,6 +248,8 @@ class JobExplanation:
     target: tuple[str, ...] = ()
     held_by: tuple[str, ...] = ()
     runs: JobRuns | None = None
+    predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    alike: AlikeJobs | None = None
     replay: ReplayedWait | None = None
     steps: PredictionSteps | None = None
 
@@ -264,7 +264,12 @@ class JobExplanation:
         Unknown and unlimited numbers are null.
         """
         values: dict[str, Any] = plain(self)
-        return values
+        return values | {"events": plain(self.events())}
+
+    def events(self) -> list[JobEvent]:
+        """Return the events of its life, oldest first."""
+        runs = pd.DataFrame() if self.runs is None else self.runs.runs
+        return job_events(runs, self.predictions, self.decisions)
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
@@ -274,7 +279,8 @@ class JobExplanation:
             lines[place:place] = self.steps.lines()
         runs = self.runs.lines() if self.runs else ()
         replay = self.replay.lines() if self.replay else ()
-        more = (*self.held_by, *replay, *runs, *self.target, *self._activity(), *self.remarks)
+        alike = self.alike.lines() if self.alike else ()
+        more = (*self.held_by, *replay, *alike, *runs, *self.target, *self._activity(), *self.remarks)
         return [line for line in (*lines, *more) if line]
 
     def parts(self) -> list[RenderableType]:
@@ -342,7 +348,8 @@ class JobExplanation:
             lines.append("Helios has set nothing on it.")
         if self.would_stand:
             lines.append(f"In shadow it would have set {', '.join(self.would_stand)}.")
-        return lines + [_last_decision(row) for row in self.decisions.tail(1).fillna("").to_dict("records")]
+        last = self.decisions.tail(1).fillna("").to_dict("records")
+        return lines + [f"Last decision, {row['decided_at']:%Y-%m-%d %H:%M} UTC: {decision_words(row)}" for row in last]
 
 
 def places(
@@ -696,19 +703,6 @@ class StartForecast:
         """Return a time, with its date where it is of another day."""
         style = "%H:%M" if moment.date() == self.taken_at.date() else "%Y-%m-%d %H:%M"
         return f"{moment:{style}} UTC"
-
-
-def _last_decision(entry: dict[Hashable, Any]) -> str:
-    """Describe time, service, outcome and reason of an audit entry in a sentence."""
-    result, place = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
-    activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
-    description = activity.format(result=result, after=place).strip()
-    if entry["action"] == "Yield":
-        description = f"on its yield: {entry['outcome']}"
-    who = f"{entry['service']} ({entry['mode']})" if entry["mode"] in set(Mode) else str(entry["service"])
-    return (
-        f"Last decision, {pd.Timestamp(entry['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {description}: {entry['reason']}"
-    )
 
 
 def _blockers(intervals: Sequence[WaitInterval], unit: str) -> str:

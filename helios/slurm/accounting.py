@@ -55,10 +55,10 @@ _EVENT = re.compile(r"^([^|\n]*)\|(\d{1,10})\|(\d{1,10}|Unknown|None|)\|([A-Z][^
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
-USAGE_FIELDS = "JobIDRaw,User,Partition,State,ElapsedRaw,AllocTRES,TotalCPU,NTasks,MaxRSS,TRESUsageInTot,JobName"
+USAGE_FIELDS = "JobIDRaw,User,Partition,State,ElapsedRaw,AllocTRES,TotalCPU,NTasks,MaxRSS,JobName"
 """Fields that are read. The name is the last, since only it may hold a delimiter."""
 USAGE_COLUMNS = ("job_id", "user", "partition", "name", "state", "run_time_s", "nodes", "gpus", "cpus", "memory_mib")
-USED = ("cpu_s", "used_memory_mib", "gpu_percent")
+USED = ("cpu_s", "used_memory_mib")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)", re.ASCII)
 _BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _MIB = 1024**2
@@ -257,8 +257,9 @@ def _events(printed: str) -> pd.DataFrame:
     return NODE_EVENTS.conform(frame.assign(**{name: times(frame[name]) for name in ("started_at", "ended_at")}))
 
 
-# What jobs used, as sacct prints it. A site records it if it sets ``JobAcctGatherType``, and use of GPUs if
-# ``AccountingStorageTRES`` names ``gres/gpuutil``.
+# What jobs used, as sacct prints it. A site records it if it sets ``JobAcctGatherType``. Of the use of GPUs nothing is
+# said: each poll of Slurm replaces the one before, so that TRESUsageInTot and TRESUsageInAve are the last one
+# (jobacct_gather_common.c of 22.05), and a job that was idle in its last half minute looks idle.
 def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
     """Return what each ended job had and used.
 
@@ -266,23 +267,26 @@ def read_usage(text: str, *, delimiter: str = "|") -> pd.DataFrame:
     ----------
     text : str
         Output of ``sacct --parsable2 --format=USAGE_FIELDS`` without ``--allocations``, with or without its header. A
-        job may be in it twice.
+        header may name further fields. A job may be in it twice.
 
     Returns
     -------
     DataFrame
-        ``USAGE_COLUMNS``, and ``USED``, NaN where it is not recorded: CPU seconds; MiB, the sum over steps of the
-        largest that each task had, so at least what the job had at once; per cent of one GPU, summed in the same way.
+        ``USAGE_COLUMNS``, and ``USED``, NaN where it is not recorded: CPU seconds; MiB, as if each task of each step
+        had had at once the most that any of the step had, so at least what the job had.
 
     Raises
     ------
     AnswerNotUnderstood
         No line has these fields.
     """
+    lines = [line for line in text.split("\n") if line.strip()]
     names = USAGE_FIELDS.split(",")
-    rows = [line.split(delimiter, len(names) - 1) for line in text.split("\n") if line.strip()]
-    known = [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names) and row != names]
-    if rows and not known and rows != [names]:
+    has_header = bool(lines) and {*names} <= {*lines[0].split(delimiter)}
+    names = lines.pop(0).split(delimiter) if has_header else names
+    rows = [line.split(delimiter, len(names) - 1) for line in lines]
+    known = [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+    if rows and not known:
         raise AnswerNotUnderstood(
             "No line has the fields of what jobs used.",
             hint=f"Write it with: sacct --parsable2 --noconvert --starttime=now-4weeks --format={USAGE_FIELDS}",
@@ -326,18 +330,14 @@ def _sum_usage(steps: Iterable[Mapping[str, str]]) -> dict[str, float]:
     """Return the sums over a job's steps, NaN if unknown."""
     sums = dict.fromkeys(USED, np.nan)
     for step in steps:
-        used = _amounts(step["TRESUsageInTot"])
         tasks = float(step["NTasks"]) if step["NTasks"].isdecimal() else 1.0
-        peak = used.get("mem", _size(step["MaxRSS"]) * tasks)
+        peak = _size(step["MaxRSS"]) * tasks
         if np.isnan(peak):
             continue  # nothing was gathered for this step
         seconds = parse.length_s(step["TotalCPU"].partition(".")[0])
-        # No use of GPUs without any of their memory means that Slurm cannot measure them, as with MIG, GH200 and AMD.
-        is_measured = used.get("gres/gpuutil") or used.get("gres/gpumem")
-        gpu_use = used.get("gres/gpuutil", np.nan) if is_measured else np.nan
-        amounts = (seconds if isinstance(seconds, float) else 0.0, peak / _MIB, gpu_use)
+        amounts = (seconds if isinstance(seconds, float) else 0.0, peak / _MIB)
         for name, amount in zip(USED, amounts, strict=True):
-            sums[name] = np.nansum([sums[name], amount]) if not np.isnan(amount) else sums[name]
+            sums[name] = np.nansum([sums[name], amount])
     return sums
 
 

@@ -445,7 +445,8 @@ def whatif_(
         typed |= {"target": target, "curves": curves, "targets": targets or None}
         if wrong := [name for name, value in typed.items() if value is not None]:
             raise UsageError(f"--{wrong[0]} means nothing for --elastic.", hint=f"Leave --{wrong[0]} out.")
-        sizes.simulate(sweeps, gpus=gpus, folders=pool or (), **service.arguments(), as_json=as_json)
+        given = {"folders": pool or (), "database": _database(), **service.arguments()}
+        sizes.simulate(sweeps, gpus=gpus, **given, as_json=as_json)
         return
     if sizes != SizesOptions():
         raise UsageError("--gpus-per-node, --profiles and --report are for elastic trials.", hint="Add --elastic.")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
+from typing import Any
 
 from helios.errors import HeliosError
 from helios.model.trial_runs import TrialRun
+from helios.training.model import Device
 from helios.training.pool.provenance import own_name
-from helios.training.pool.state import read_runs
+from helios.training.pool.state import FILE, read_runs
+from helios.training.pool.sweep import TrainingSweep, program
 
 KEEP_S = 180.0
 """How often the runs of a running pool are stored, s."""
@@ -118,6 +122,39 @@ def runs_of_folder(folder: Path, program: str) -> list[TrialRun]:
     """
     name = Path(program).name
     return [replace(run, program=program) for run in read_runs(folder) if Path(run.program).name == name]
+
+
+def earlier_runs(program: str, folders: Iterable[Path], database: str | None) -> tuple[list[TrialRun], str]:
+    """Return the runs of a program in the warehouse and in folders of pools.
+
+    With them comes why the warehouse cannot be read, as of :func:`known_runs`.
+
+    Raises
+    ------
+    FileUnreadable
+        A folder is not of a pool.
+    """
+    known, problem = known_runs(database, program)
+    own = chain.from_iterable(runs_of_folder(folder, program) for folder in dict.fromkeys(folders))
+    return [*{(run.pool, run.number, run.attempt): run for run in chain(known, own)}.values()], problem
+
+
+def runs_of_sweep(sweep: TrainingSweep, folders: Sequence[Path], database: str | None) -> tuple[list[TrialRun], str]:
+    """Return the runs of a sweep's program, those of the pool beside it as well.
+
+    It is :func:`earlier_runs` otherwise.
+    """
+    own = sweep.path.with_suffix(".pool")
+    return earlier_runs(program(sweep), [*folders, *([own] if (own / FILE).exists() else [])], database)
+
+
+def shown_sizes(runs: Iterable[TrialRun], device: Device) -> dict[str, list[Mapping[str, Any]]]:
+    """Return what trials have shown of their sizes on such devices, by family, oldest first."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: run.started_s):
+        if run.sizes and (run.device_kind, run.device_model) == (device.kind, device.model):
+            found.setdefault(run.family, []).append(run.sizes)
+    return found
 
 
 def _has_warehouse(database: str) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from helios.errors import FileUnwritable, UsageError
-from helios.training.model import Device
+from helios.training.model import Device, node_name
 from helios.training.pool.containers import find_container
 from helios.training.pool.coordinator import Decide
 from helios.training.pool.devices import Node, device_environment, find_devices, find_nodes
@@ -31,6 +32,8 @@ from helios.units import count_in_words
 
 SHARED_SLOTS = 8
 """Most trials on a GPU that a service shares between trials."""
+ONE_DEVICE_SERVICES = ("packing", "targets")
+"""Services that start each trial on one device."""
 SHOWN = 3
 """Commands that a plan shows."""
 
@@ -87,6 +90,21 @@ class PreparedPools:
     devices: Sequence[Device]
     nodes: Sequence[Node]
 
+    def size_note(self, sweep: TrainingSweep) -> str:
+        """Return what keeps trials from changing their size here, nothing where they may."""
+        rooms = Counter(node_name(device.name) for device in self.all_devices).values()
+        program, full = sweep.elastic, max(rooms)
+        if self.service != "elastic" or program is None:
+            return ""
+        wholes = [full * count for count, room in enumerate(sorted(rooms, reverse=True), 1) if room == full]
+        if not any(program.least <= size <= program.most for size in (*range(full), *wholes)):
+            about = f"least = {program.least} and most = {program.most} allow no whole nodes of {full} devices"
+            return f"Trials of {sweep.path.name} start only while nothing else runs, since {about}"
+        if program.least == sum(rooms) < program.most:
+            kept = count_in_words(program.least, "device").replace("1 ", "one ")
+            return f"Trials of {sweep.path.name} keep {kept}, since the pool has no more"
+        return ""
+
     @property
     def all_devices(self) -> list[Device]:
         """The devices of this node and of the others."""
@@ -123,6 +141,7 @@ class PoolPlan:
     service: str
     target: str | None
     devices: Sequence[Device]
+    note: str = ""
 
     def lines(self) -> list[str]:
         """Return the plan for a person."""
@@ -136,6 +155,8 @@ class PoolPlan:
             slots, memory = count_in_words(device.slots, "slot"), memory_in_words(device.memory_mib)
             lines.append(f"On {device.name}: {device.model or device.kind}, {memory}, {slots}")
         lines.append(f"Starts: {self.service}")
+        if self.note:
+            lines.append(f"{self.note}.")
         if self.target is not None:
             lines.append(f"Target: {self.target}")
         if self.container is not None:
@@ -164,10 +185,10 @@ def prepare_pools(
             hint='Write command = "python SCRIPT.py ..." in the sweep file, or leave --warm out.',
         )
     decide: Decide = fixed_slots
-    if (
-        choice := choose_common_service([each.service for each in sweeps.values()], asked.service, asked.options)
-    ) is not None:
-        decide = build_for_pool(choice.name, choice.options).decide
+    choice = choose_common_service([each.service for each in sweeps.values()], asked.service, asked.options)
+    service = "" if choice is None else choice.name
+    if choice is not None:
+        decide = build_for_pool(service, choice.options).decide
     wanted: dict[str, Any] = {
         "kind": asked.kind,
         "slots": asked.slots,
@@ -181,6 +202,11 @@ def prepare_pools(
     nodes = find_nodes(folders, wanted)
     count = len(devices) + sum(len(node.devices) for node in nodes)
     for path, sweep in sweeps.items():
+        if sweep.elastic is not None and sweep.elastic.least > 1 and service in ONE_DEVICE_SERVICES:
+            raise UsageError(
+                f"The service {service} starts each trial on one device, and those of {path} need more.",
+                hint="Add --service elastic, or write least = 1 in [elastic].",
+            )
         if sweep.elastic is not None and sweep.elastic.least > count:
             raise UsageError(
                 f"The trials of {path} need at least {sweep.elastic.least} devices, and {count} are there.",
@@ -189,7 +215,7 @@ def prepare_pools(
     return PreparedPools(
         folders=folders,
         sweeps=sweeps,
-        service="" if choice is None else choice.name,
+        service=service,
         decide=decide,
         devices=devices,
         nodes=nodes,
@@ -241,4 +267,5 @@ def _plan(sweep: TrainingSweep, folder: Path, ready: PreparedPools, *, shared: b
         service=ready.service or "fixed slots",
         target=None if sweep.target is None else str(sweep.target),
         devices=ready.all_devices,
+        note=ready.size_note(sweep),
     )

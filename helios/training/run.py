@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,9 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helios.model.trial_runs import TrialRun
 from helios.training.model import Device
-from helios.training.past_runs import keep_if_possible, keep_while_running, known_runs, runs_of_folder
+from helios.training.past_runs import earlier_runs, keep_if_possible, keep_while_running, shown_sizes
 from helios.training.plan import PoolOptions, prepare_pools
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import find_container
@@ -96,7 +97,11 @@ def run_pools(
         for (path, sweep), name in zip(sweeps.items(), pool_names(paths), strict=True):
             into = folders[path]
             container = find_container(sweep, into, gpus=devices[0].kind == "gpu")
-            model, problem = (None, "") if not ready.service else _learn(into, program(sweep), devices[0], database)
+            model, runs, problem = None, list[TrialRun](), ""
+            if ready.service:
+                own = [into] if (into / FILE).exists() else []
+                runs, problem = earlier_runs(program(sweep), own, database)
+                model = _learn(runs, devices[0])
             problems.append(problem)
             about = describe_start(sweep, ready.all_devices, ends_s=ends_s)
             state = stack.enter_context(StateFile(into, describe(sweep), shared=asked.shared))
@@ -117,7 +122,12 @@ def run_pools(
                     container=container,
                     forecast=None if model is None else partial(model.expect, program(sweep)),
                     known_speeds=() if model is None else model.speeds,
-                    notes=[f"{name}: {note}" if len(paths) > 1 else note for note in (changes, code) if note],
+                    known_sizes=shown_sizes(runs, devices[0]),
+                    notes=[
+                        f"{name}: {note}" if len(paths) > 1 else note
+                        for note in (changes, code, ready.size_note(sweep))
+                        if note
+                    ],
                 )
             )
         coordinator = Coordinator(
@@ -164,15 +174,9 @@ def _result(trials: SweepTrials, *, devices: Sequence[Device], seconds: float, e
     )
 
 
-def _learn(folder: Path, name: str, device: Device, database: str | None) -> tuple[TrialModel, str]:
-    """Return the model of a program's trials on a device.
-
-    With it comes a note on what could not be read.
-    """
+def _learn(runs: Iterable[TrialRun], device: Device) -> TrialModel:
+    """Return the model of a program's trials on a device."""
     from helios.training.forecast import TrialModel  # noqa: PLC0415 - LightGBM takes a second, and most pools need none
 
-    known, problem = known_runs(database, name)
-    own = runs_of_folder(folder, name) if (folder / FILE).exists() else []
-    runs = {(run.pool, run.number, run.attempt): run for run in [*known, *own]}
     on = device.model if device.kind == "gpu" else device.kind
-    return TrialModel(runs.values(), now_s=math.inf, device_model=on), problem
+    return TrialModel(runs, now_s=math.inf, device_model=on)

@@ -16,7 +16,8 @@ from helios.training.report import memory_in_words, write_parameters
 from helios.units import count_in_words, rounded_duration
 from helios.warehouse import Warehouse
 from helios.warehouse.trials import SHORT_POOL
-from helios.web.site import Page, PageMissing, Reader, Route, Site
+from helios.web.page import MenuPlace, Page, PageMissing, Reader, Role, Route
+from helios.web.site import Site
 
 MOST_POOLS, MOST_TRIALS = 200, 500
 """Rows of a page. JSON has as many pools, and all trials."""
@@ -201,6 +202,20 @@ def _moment(at_s: float) -> str:
 
 
 ROUTES = (
-    Route("/pools", "Training pools and their best trials", pools_page, menu_name="Pools", for_users=True),
-    Route("/pools/{pool}", "One pool: trials, curves, parameters", pool_page, for_users=True),
+    Route(
+        "/pools",
+        "Training pools and their best trials",
+        pools_page,
+        place=MenuPlace.HELIOS,
+        menu_name="Pools",
+        readers=Role.USER,
+    ),
+    Route(
+        "/pools/{pool}",
+        "One pool: trials, curves, parameters",
+        pool_page,
+        place=MenuPlace.HELIOS,
+        readers=Role.USER,
+        parent="/pools",
+    ),
 )

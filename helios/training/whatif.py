@@ -21,9 +21,8 @@ from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.forecast import NORMAL_90, NORMAL_95, TrialModel, trial_facts
 from helios.training.model import ONE_DEVICE, Device, SharedSpeed, Trial, TrialForecast
-from helios.training.past_runs import known_runs, runs_of_folder
+from helios.training.past_runs import runs_of_sweep
 from helios.training.pool.devices import find_devices
-from helios.training.pool.state import FILE
 from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.recorded_curves import TaskCurve, find_curves
@@ -238,15 +237,10 @@ def _past_runs(
     sweeps: Sequence[TrainingSweep], folders: Sequence[Path], database: str | None
 ) -> tuple[list[TrialRun], list[str]]:
     """Return earlier runs, and why some cannot be read."""
-    runs, problems = {}, list[str]()
-    for sweep in sweeps:
-        own = sweep.path.with_suffix(".pool")
-        places = [*folders, *([own] if (own / FILE).exists() and own not in folders else [])]
-        known, problem = known_runs(database, program(sweep))
-        problems += [problem] if problem and problem not in problems else []
-        for run in [*known, *(run for folder in places for run in runs_of_folder(folder, program(sweep)))]:
-            runs[run.pool, run.number, run.attempt] = run
-    return [run for run in runs.values() if run.placement == ONE_DEVICE], problems
+    found = [runs_of_sweep(sweep, folders, database) for sweep in sweeps]
+    runs = {(run.pool, run.number, run.attempt): run for known, _ in found for run in known}
+    problems = dict.fromkeys(problem for _, problem in found if problem)
+    return [run for run in runs.values() if run.placement == ONE_DEVICE], [*problems]
 
 
 def _as_typed(forecast: TrialForecast, run_time_s: float | None, memory_mib: float | None) -> TrialForecast:

@@ -11,29 +11,26 @@ from statistics import median
 from typing import Any
 
 from helios.errors import UsageError
+from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
-from helios.training.elastic_sim.learned_profile import LearnedProfile, ShownRun, learn_profile
+from helios.training.elastic_sim.learned_profile import LearnedProfile, learn_profile
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
-from helios.training.elastic_sim.published_rules import PublishedService
-from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, simulate
-from helios.training.model import Device
+from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, make_devices, simulate
+from helios.training.past_runs import runs_of_sweep
 from helios.training.pool.devices import find_devices
-from helios.training.pool.elastic_state import CHANGE_S, learn
-from helios.training.pool.reports import ReportReader
-from helios.training.pool.state import FILE, read_records, trial_folder
-from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family, program
+from helios.training.pool.elastic_state import CHANGE_S, begin_with
+from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family
 from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.services import build_for_pool, choose_common_service
-from helios.training.services.elastic import Elastic
+from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.model import BatchLimits, ElasticState
 from helios.training.sizes.placing import place_asked, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement
 from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome
 from helios.units import count_in_words, percent
 
 MOST_TRIALS = 192
 """Trials that are simulated at most."""
-
 Profile = ModelProfile | LearnedProfile
 
 
@@ -45,13 +42,14 @@ def elastic_whatif(
     profiles: Path | None = None,
     service: str | None = None,
     options: Mapping[str, Any] = {},
+    database: str | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> ElasticWhatIf:
     """Simulate the trials of elastic sweeps with changing and with fixed sizes.
 
-    All trials are there at the begin. How fast they are is read from the reports of the pool beside each sweep file
-    and of those in ``folders``, or from measured profiles.
+    All trials are there at the begin. How fast they are is known from earlier runs, as for
+    :func:`~helios.training.whatif.pool_whatif`, or from measured profiles.
 
     Parameters
     ----------
@@ -61,7 +59,7 @@ def elastic_whatif(
         None where all are of one node.
     profiles : Path, optional
         Holds a folder for each sweep's name, for :func:`~helios.training.elastic_sim.profiles.read_profile`.
-    service, options
+    service, options, database
         As of ``run_pools``.
 
     Raises
@@ -80,18 +78,19 @@ def elastic_whatif(
         raise UsageError(f"{count} GPUs are no whole nodes of {gpus_per_node}.", hint="Give a multiple: --gpus 16")
     nodes = (gpus_per_node or count,) * (count // (gpus_per_node or count))
     notes = [f"{choice.name} has the option {name} = {json.dumps(value)}." for name, value in choice.options.items()]
-    jobs, pauses_s = list[ElasticJob](), list[float]()
+    jobs, costs_s = list[ElasticJob](), (list[float](), list[float]())
     for name, sweep in zip(pool_names(paths), sweeps, strict=True):
         drawn = sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed)
         if len(drawn) < sweep.trials:
             notes.append(f"The first {len(drawn):,} of {sweep.trials:,} trials of {name} are simulated.")
         if (elastic := sweep.elastic) is None:
             raise UsageError(f"{name} says not how its trials may change their size.", hint="Write [elastic] in it.")
-        known = (
-            _learn_profiles(sweep, elastic, folders, drawn, notes=notes, pauses_s=pauses_s)
-            if profiles is None
-            else [_read_profile(sweep, elastic, profiles)] * len(drawn)
-        )
+        if profiles is not None:
+            known: Sequence[Profile] = [_read_profile(sweep, elastic, profiles)] * len(drawn)
+        else:
+            runs, problem = runs_of_sweep(sweep, folders, database)
+            notes += [problem] if problem else []
+            known = _learn_profiles(sweep, elastic, runs, drawn, notes=notes, costs_s=costs_s)
         jobs += [
             ElasticJob(
                 name=f"{name.removesuffix('.toml')}:{number}" if len(sweeps) > 1 else f"trial {number}",
@@ -103,16 +102,22 @@ def elastic_whatif(
                 most_gpus=elastic.most,
                 every_s=elastic.every_s,
                 weight=sweep.weight,
+                family=f"{name} {profile.name}",
+                measured=profile.measured if isinstance(profile, LearnedProfile) and profile.name else (),
             )
             for number, profile in enumerate(known)
         ]
-    change_s = max(1, round(median(pauses_s or [CHANGE_S])))
-    source = "as measured" if pauses_s else "which is assumed, since no trial changed its size yet"
-    notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
+    starts_s, changes_s = costs_s
+    start_s, change_s = (max(1, round(median(known_s or starts_s or [CHANGE_S]))) for known_s in costs_s)
+    start = f"A start takes {start_s} s" + ("" if starts_s else ", which is assumed")
+    change = (
+        f"a change on a node {change_s} s" if changes_s else "so does a change, since no trial changed its size yet"
+    )
+    notes.append(f"{start}, and {change}.")
     notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
     if profiles is not None:
         notes.append("Batches follow what trials learn at any time; a pool asks for one with other devices.")
-    pool = _Pool(nodes, change_s)
+    pool = _Pool(nodes, change_s=change_s, start_s=start_s)
     fixed = pool.fixed_sizes(jobs)
     rules = {}
     for step, (rule, sizes) in enumerate({choice.name: [job.gpus for job in jobs], **fixed}.items()):
@@ -136,13 +141,9 @@ def elastic_whatif(
 class _Pool:
     """A pool that is simulated."""
 
-    def __init__(self, nodes: Sequence[int], change_s: int) -> None:
-        self._gpus, self._change_s = sum(nodes), change_s
-        self._devices = tuple(
-            Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
-            for node, count in enumerate(nodes)
-            for place in range(count)
-        )
+    def __init__(self, nodes: Sequence[int], **pauses_s: int) -> None:
+        self._gpus, self._pauses_s = sum(nodes), pauses_s
+        self._devices = make_devices(nodes)
         self._sizes: list[int] = possible_sizes(ElasticSnapshot(0, (), tuple(nodes))).tolist()
         self._alone_s: dict[tuple[int, int], int] = {}
 
@@ -187,8 +188,11 @@ class _Pool:
         )
 
     def _run(self, jobs: Sequence[ElasticJob], service: Elastic | None) -> list[JobOutcome]:
-        keeping = PublishedService(lambda now: place_asked(now, sorted(now.jobs, key=lambda job: not job.placement)))
-        return simulate(jobs, service or keeping, devices=self._devices, change_s=self._change_s)
+        def keep(now: ElasticSnapshot) -> Mapping[int, Placement]:
+            return place_asked(now, sorted(now.jobs, key=lambda job: not job.placement))
+
+        service = service or Elastic(ElasticOptions(), keep)
+        return simulate(jobs, service, devices=self._devices, **self._pauses_s)
 
     def _equal_share_s(self, job: ElasticJob, end_s: int, ends_s: Sequence[int]) -> float:
         """Return how long a trial takes alone on its equal share.
@@ -226,64 +230,51 @@ def _read_profile(sweep: TrainingSweep, elastic: ElasticProgram, profiles: Path)
 def _learn_profiles(
     sweep: TrainingSweep,
     elastic: ElasticProgram,
-    folders: Sequence[Path],
+    runs: Sequence[TrialRun],
     drawn: Sequence[Mapping[str, Any]],
     *,
     notes: list[str],
-    pauses_s: list[float],
+    costs_s: tuple[list[float], list[float]],
 ) -> list[Profile]:
     """Return the profile of each trial by earlier runs.
 
-    Notes, and how long changes of devices took, are added to the lists.
+    Notes, and how long starts and changes took, are added to the lists.
     """
-    own, script = sweep.path.with_suffix(".pool"), Path(program(sweep)).name
-    runs: dict[str, list[ShownRun]] = {}
-    for folder in dict.fromkeys([*folders, *([own] if (own / FILE).exists() else [])]):
-        records, _ = read_records(folder)
-        if script not in {Path(word).name for word in records.sweep.get("command", ())}:
-            continue
-        for record in records.trials.values():
-            pauses_s += [] if record.pause_s is None else [record.pause_s]
-            if shown := _read_shown(elastic, trial_folder(folder, record.number) / "report.jsonl"):
-                runs.setdefault(family(sweep, record.parameters), []).append(shown)
-    if not runs:
+    limits = BatchLimits(*elastic.batch, *elastic.local_batch)
+    new = ElasticState(asked=1, most=1, limits=limits, submit_s=0.0)
+    shown: dict[str, list[ElasticState]] = {}
+    told = sorted((run for run in runs if run.sizes), key=lambda run: run.started_s)
+    alike = [run for run in told if run.device_model == told[-1].device_model]
+    for run in alike:
+        state = begin_with(new, elastic, [run.sizes])
+        costs_s[0].extend([] if run.start_up_s is None else [run.start_up_s])
+        costs_s[1].extend([run.sizes["pause_s"]] if "pause_s" in run.sizes else [])
+        if state.measured and state.gradient and state.batch and state.work:
+            shown.setdefault(run.family, []).append(state)
+    if not shown:
         raise UsageError(
             f"How fast trials of {sweep.path.name} are on one device and on several is not known.",
             hint=f"Run some for a few minutes: helios pool run {sweep.path} --service elastic. Or name an earlier pool "
             "(--pool FOLDER), or measured profiles (--profiles FOLDER).",
         )
-    runs[""] = every = list(chain.from_iterable(runs.values()))
-    limits = BatchLimits(*elastic.batch, *elastic.local_batch)
-    known = {name: learn_profile(name, limits, shown) for name, shown in runs.items()}
+    shown[""] = every = list(chain.from_iterable(shown.values()))
+    known = {name: learn_profile(name, limits, states) for name, states in shown.items()}
     families = [family(sweep, parameters) for parameters in drawn]
-    sizes = sorted({step.gpus for run in every for step in run.measured})
+    used = [known.get(name, known[""]).limits.smallest for name in families]
+    sizes = sorted({step.gpus for state in every for step, _ in state.measured})
+    batches = " to ".join(f"{batch:,}" for batch in sorted({min(used), max(used)}))
     notes.append(
-        f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier trial')} showed, with devices: "
-        f"{', '.join(map(str, sizes))}. Their batch stays {known[''].limits.smallest:,}."
+        f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier run')} on {alike[-1].device_model} "
+        f"showed, with devices: {', '.join(map(str, sizes))}. Their batch stays {batches}."
     )
-    if foreign := [number for number, name in enumerate(families) if name not in runs]:
+    if others := [run.device_model for run in told if run not in alike]:
+        notes.append(f"{len(others):,} runs on other devices are left out, such as on {others[0]}.")
+    if foreign := [number for number, name in enumerate(families) if name not in shown]:
         notes.append(f"{len(foreign):,} of them have parameters that never ran, such as {foreign[0]}, and are alike.")
-    seen = {name: max(step.gpus for run in shown for step in run.measured) for name, shown in runs.items()}
+    seen = {name: max(step.gpus for state in states for step, _ in state.measured) for name, states in shown.items()}
     if lone := [number for number, name in enumerate(families) if seen.get(name, sizes[-1]) == 1]:
         notes.append(
             f"The like of {len(lone):,} of them, such as {lone[0]}, never ran on several devices: communication is "
             "taken to cost nothing, so larger sizes look better than they are. Run one with least = 2 first."
         )
     return [known.get(name, known[""]) for name in families]
-
-
-def _read_shown(elastic: ElasticProgram, reports: Path) -> ShownRun | None:
-    """Return what a trial has shown, None where it has not run for long enough."""
-    limits = BatchLimits(*elastic.batch, *elastic.local_batch)
-    state = ElasticState(asked=1, most=1, limits=limits, submit_s=0.0)
-    reader, batch, work = ReportReader(reports), 0, 0.0
-    for report in chain.from_iterable(iter(reader.read, [])):
-        told = report.elastic
-        state = learn(state, elastic, told, progress=report.progress)
-        if all(isinstance(told.get(name), int) for name in ("devices", "local", "accumulation")):
-            batch = told["devices"] * told["local"] * (told["accumulation"] + 1)
-        if state.remaining is not None and "progress" in told:
-            work = float(told["progress"]) + state.remaining
-    if not (state.measured and state.gradient and batch > 0 and work > 0):
-        return None
-    return ShownRun(batch=batch, work=work, gradient=state.gradient, measured=dict(state.measured))

@@ -13,22 +13,12 @@ from helios.report.html import PageSection, TableCells, render_sections
 from helios.training.whatif_elastic_report import ElasticWhatIf, payer_cells, rule_cells, short_name
 from helios.units import count_in_words
 
-COLOURS = (
-    BLUE,
-    ORANGE,
-    GREEN,
-    RED,
-    PURPLE,
-    "#56B4E9",
-    "#F0E442",
-    "#7f5a3c",
-    "#3b3b98",
-    "#88b04b",
-    "#c0d6e4",
-    "#5b5b5b",
-)
+MORE_COLOURS = ["#56B4E9", "#F0E442", "#7f5a3c", "#3b3b98", "#88b04b", "#c0d6e4", "#5b5b5b"]
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, *MORE_COLOURS)
 """Of the trials that are named; the first are Okabe and Ito's."""
 OTHERS = "others"
+SHORT_S = 7_200.0
+"""Time from which on it is drawn in hours, s."""
 
 
 def render_elastic(result: ElasticWhatIf) -> str:
@@ -61,7 +51,8 @@ def sizes_figure(result: ElasticWhatIf, *, narrow: bool = False) -> str:
     named = sorted(number for number, _ in gpu_s.most_common(room))
     names = [short_name(result.trials[number]) for number in named] + [OTHERS] * (len(result.trials) > room)
     places = {number: place for place, number in enumerate(named)}
-    last_h = max(max(result.rules[rule].ends_s) for rule in rules) / 3600
+    last_s = max(max(result.rules[rule].ends_s) for rule in rules)
+    unit_s, unit = (3_600, "hours") if last_s >= SHORT_S else (60, "minutes")
     what = f"GPUs of each trial over time. {result.headline()}"
     with canvas(what, height=3.0, narrow=narrow, columns=2) as drawing:
         for axes, rule in zip(drawing.panels, rules, strict=True):
@@ -71,12 +62,12 @@ def sizes_figure(result: ElasticWhatIf, *, narrow: bool = False) -> str:
             for span in spans:
                 first, last = np.searchsorted(edges, (span.start_s, span.end_s))
                 counts[places.get(span.trial, -1), first:last] += span.gpus
-            layers = axes.stackplot(edges / 3600, counts, step="post", colors=[*COLOURS[: len(named)], PALE], lw=0)
+            layers = axes.stackplot(edges / unit_s, counts, step="post", colors=[*COLOURS[: len(named)], PALE], lw=0)
             axes.set_title(rule, loc="left")
-            axes.set_xlim(0, last_h)
+            axes.set_xlim(0, last_s / unit_s)
             axes.set_ylim(0, result.gpus)
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.set_xlabel("hours")
+            axes.set_xlabel(unit)
         drawing.panels[0].set_ylabel("GPUs")
         drawing.figure.legend(layers, names, loc="outside lower center", ncols=3 if narrow else 6, frameon=False)
     return drawing.svg

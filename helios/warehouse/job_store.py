@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,10 +16,34 @@ from helios import model
 from helios.errors import FrameInvalid
 from helios.model import columns_of_id
 from helios.warehouse import job_sums, schema
+from helios.warehouse.bulk import arrow_schema
 from helios.warehouse.clusters import find_cluster_id
-from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
+from helios.warehouse.columns import StringTable, frame_of, in_order, known_numbers, stored_time, text_digest
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import ORDER, RowStore, between, select_columns
+
+ROWS_AT_ONCE = 5_000
+"""Rows of a list of jobs that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Jobs that a list has.
+
+    Attributes
+    ----------
+    since, until : datetime
+        They were submitted in [since, until).
+    only : mapping of str to collection of str
+        Texts of category columns: a job must have one of them in each column. An empty collection holds all.
+    name_part : str
+        Text within the job's name, in any case. Empty for all.
+    """
+
+    since: datetime
+    until: datetime
+    only: Mapping[str, Collection[str]] = field(default_factory=dict)
+    name_part: str = ""
 
 
 class JobStore(RowStore):
@@ -33,6 +58,7 @@ class JobStore(RowStore):
         columns: Sequence[str] | None = None,
         last: int | None = None,
         unended_at: datetime | None = None,
+        only: Mapping[str, Collection[str]] | None = None,
     ) -> pd.DataFrame:
         """Return a cluster's jobs submitted in [since, until), in submission order.
 
@@ -49,6 +75,8 @@ class JobStore(RowStore):
         unended_at : datetime, optional
             Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
             left out too.
+        only : mapping of str to collection of str, optional
+            Texts of category columns: a job must have one of them in each column. An empty collection holds all.
 
         Raises
         ------
@@ -64,6 +92,9 @@ class JobStore(RowStore):
             cluster_id = find_cluster_id(connection, cluster)
             query = select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *ORDER]))
             query = between(query, submitted_at, since, until)
+            for name, texts in (only or {}).items():
+                if texts:
+                    query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
             if last is not None:
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
@@ -76,6 +107,48 @@ class JobStore(RowStore):
                 types,
                 StringTable(connection, self._bulk),
             )
+
+    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int) -> int:
+        """Return the number of jobs of a list, counted up to ``most``."""
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())
+
+    def list_jobs(
+        self, cluster: str, wanted: JobFilter, *, columns: Sequence[str], sort: str, first: int, most: int
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the jobs of a list in parts, ordered by the database.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Columns of ``JOBS``.
+        sort : str
+            One of these, behind a minus for the largest first. What is unknown comes last, and equal ones come the last
+            submitted first.
+        first, most : int
+            Number of jobs before the first one that is wanted, and most jobs that are.
+        """
+        types = {name: model.JOBS.by_name[name].dtype for name in columns}
+        by = schema.jobs.c[sort.removeprefix("-")]
+        newest = [schema.jobs.c[name].desc() for name in ORDER]
+        order: list[sa.ColumnElement[Any]] = [by.desc() if sort.startswith("-") else by.asc()]
+        if by.name not in schema.NEVER_MISSING:  # else the key has this order already
+            order.insert(0, by.is_(None))
+        elif not sort.startswith("-"):
+            newest = [schema.jobs.c[name].asc() for name in ORDER]
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, columns)
+            query = query.order_by(*order, *(each for each in newest if each.element is not by))
+            rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query.offset(first).limit(most))
+            for part in rows.partitions():
+                arrays = [
+                    pa.array(values, kind.type)
+                    for values, kind in zip(zip(*part, strict=True), arrow_schema(query), strict=True)
+                ]
+                table = pa.table(arrays, names=list(columns))
+                with reading(self._engine) as other:  # the first connection is in the midst of its rows
+                    yield frame_of(table, types, StringTable(other, self._bulk))
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the jobs with an id as people write it, in submission order.
@@ -132,6 +205,23 @@ class JobStore(RowStore):
             )
             return bool(connection.execute(query).scalar_one())
 
+    def kinds_of_name(self, cluster: str, name: str) -> set[str]:
+        """Return which of user, account, partition and node have exactly this name."""
+        texts, found = schema.names.c, set()
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            number = connection.execute(sa.select(texts.name_id).where(texts.digest == text_digest(name))).scalar()
+            for kind in ("user", "account", "partition") if number is not None else ():
+                of_name = sa.select(schema.jobs.c.job_id).where(
+                    schema.jobs.c.cluster_id == cluster_id, schema.jobs.c[kind] == number
+                )
+                if connection.execute(of_name.limit(1)).first() is not None:
+                    found.add(kind)
+            of_node = sa.select(schema.nodes.c.name).where(
+                schema.nodes.c.cluster_id == cluster_id, schema.nodes.c.name == name
+            )
+            return found | ({"node"} if connection.execute(of_node.limit(1)).first() is not None else set())
+
     def names_gpus(self, cluster: str) -> bool:
         """Return whether any job of a cluster holds a GPU."""
         jobs = schema.jobs.c
@@ -179,13 +269,27 @@ class JobStore(RowStore):
 def unended_jobs(moment: int) -> list[sa.ColumnElement[bool]]:
     """Return conditions for the jobs that had not ended at a moment.
 
-    Those submitted since are among them. Each job meets at most one condition. Those submitted more than a day before are found by indexes.
+    Those submitted since are among them. Each job meets at most one condition. Those submitted more than a day before
+    are found by indexes.
     """
     submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
     is_recent = submitted_at >= moment - schema.DAY_US
     # A recorded end may be before the submission.
     reaches = ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment)
     return [is_recent & reaches, ~is_recent & schema.IS_UNENDED, ~is_recent & schema.IS_LONG & (ended_at >= moment)]
+
+
+def _filtered(connection: sa.Connection, cluster_id: int, wanted: JobFilter, columns: Sequence[str]) -> sa.Select[Any]:
+    """Return the query of the jobs of a list."""
+    query = between(
+        select_columns(schema.jobs, cluster_id, columns), schema.jobs.c.submitted_at, wanted.since, wanted.until
+    )
+    for name, texts in wanted.only.items():
+        if texts:
+            query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
+    if wanted.name_part:
+        query = query.where(schema.jobs.c.name.icontains(wanted.name_part, autoescape=True))
+    return query
 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:

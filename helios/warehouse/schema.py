@@ -268,7 +268,8 @@ cycles = _numbered_table(
 
 coverage = _cluster_table("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))
 
-# Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds, metrics and placement are JSON.
+# Of a user, not of a cluster: a pool may run anywhere. Parameters, speeds (with what is known of other sizes),
+# metrics and placement are JSON.
 trial_runs = sa.Table(
     "trial_runs",
     metadata,

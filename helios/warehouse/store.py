@@ -125,6 +125,11 @@ class Warehouse(JobStore, ModelStore, TrialStore):
         """Close all connections, unless another warehouse of this process uses them."""
         leave_engine(self._engine, self)
 
+    @property
+    def url(self) -> str:
+        """Address of the database, without a password."""
+        return redact_url(self._engine.url)
+
     def revision(self) -> str | None:
         """Return the revision of the schema, or None."""
         return migrate.revision(self._engine)

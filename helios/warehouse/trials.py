@@ -21,7 +21,7 @@ MOST_CURVES_READ = 1_000
 """Most of them that are read with their curves, the last ones, at some 0.3 ms each."""
 SHORT_POOL = 12
 """Letters of a pool's name that nobody else's has. It is random and has 32."""
-_NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "metrics", "placement", "metric", "direction", "curve"}
+_NOT_AS_IT_IS = {"started_s", "parameters", "speeds", "sizes", "metrics", "placement", "metric", "direction", "curve"}
 _TRIAL_COLUMNS = tuple(field.name for field in fields(TrialRun) if field.name not in _NOT_AS_IT_IS)
 """Fields of ``TrialRun`` that are stored as they are."""
 
@@ -79,7 +79,7 @@ def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
         "user": user,
         "started_at": round(run.started_s * SECOND_US),
         "parameters": json.dumps(dict(run.parameters), default=str),
-        "speeds": json.dumps(speeds),
+        "speeds": json.dumps({"speeds": speeds, "sizes": run.sizes} if run.sizes else speeds),
         "metrics": json.dumps(dict(run.metrics)),
         "placement": json.dumps(run.placement),
         "metric": run.metric,
@@ -90,6 +90,8 @@ def _trial_row(run: TrialRun, user: str) -> dict[str, object]:
 
 def _trial_run(row: sa.Row[tuple[object, ...]], curve: str | None) -> TrialRun:
     values = row._mapping
+    speeds = json.loads(values["speeds"])
+    sizes = speeds if isinstance(speeds, dict) else {"speeds": speeds, "sizes": {}}
     return TrialRun(
         **{name: values[name] for name in _TRIAL_COLUMNS},
         metric=values["metric"] or "",
@@ -98,8 +100,9 @@ def _trial_run(row: sa.Row[tuple[object, ...]], curve: str | None) -> TrialRun:
         parameters=json.loads(values["parameters"]),
         speeds=tuple(
             MeasuredSpeed(beside=tuple(beside), steps_per_s=steps, seconds=seconds)
-            for beside, steps, seconds in json.loads(values["speeds"])
+            for beside, steps, seconds in sizes["speeds"]
         ),
+        sizes=sizes["sizes"],
         metrics=json.loads(values["metrics"]),
         placement=tuple(json.loads(values["placement"] or "[1]")),
         curve=tuple(CurvePoint._make(point) for point in json.loads(curve or "[]")),

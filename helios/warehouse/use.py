@@ -22,7 +22,7 @@ from helios.metrics.occupancy import Times
 from helios.model import SIZE_RANGES
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import StringTable, stored_time, text_digest
+from helios.warehouse.columns import StringTable, known_numbers, stored_time
 from helios.warehouse.job_sums import (
     COLUMNS,
     DIMENSIONS,
@@ -144,7 +144,7 @@ class _Reader:
         has_days = len(days) > 1 and bool(np.isin(self.edges[1:-1], days).all())
         self.days = (int(days[0]), int(days[-1])) if has_days else (until, until)
         """First and last midnight of the window. Without a whole day, or with steps by hour, everything is an edge."""
-        self._chosen = {name: _numbers(connection, texts) for name, texts in query.chosen.items() if texts}
+        self._chosen = {name: known_numbers(connection, texts) for name, texts in query.chosen.items() if texts}
 
     def jobs_at_edges(self) -> pa.Table:
         """Return the jobs whose part in the window is not all in the sums.
@@ -236,13 +236,6 @@ class _Reader:
         return sa.and_(
             table.c.cluster_id == self._cluster_id, *(table.c[name].in_(ids) for name, ids in self._chosen.items())
         )
-
-
-def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
-    """Return the numbers of names, without those that are not stored."""
-    digests = [text_digest(text) for text in texts]
-    query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
-    return list(connection.execute(query).scalars())
 
 
 def _sums_of_jobs(

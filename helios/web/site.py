@@ -1,84 +1,38 @@
-"""Readers, pages and the site that all pages of the web share."""
+"""The site that all pages share.
+
+It has one reading of the queue and one choice of the cluster.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Any
 
 from helios.app import reports
-from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone
+from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
 from helios.app.explain import explain, find_queued
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.config import Settings
+from helios.dates import parse_date
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot
-from helios.report.html import PageSection
+from helios.model.slurm_site import PartitionRules
 from helios.report.job import JobExplanation
+from helios.units import rounded_duration
 from helios.warehouse import Warehouse
+from helios.web.page import PageMissing, Reader
 
 LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Person who requests a page.
-
-    Attributes
-    ----------
-    user : str
-        Account name. Empty where it is not known.
-    is_admin : bool
-        Whether all jobs may be shown. Other readers see only what no other user's job changes.
-    """
-
-    user: str = ""
-    is_admin: bool = False
-
-    def may_see(self, user: str) -> bool:
-        """Return whether jobs of ``user`` may be shown."""
-        return self.is_admin or (bool(self.user) and self.user == user)
-
-    def visible_part(self, queue: Snapshot) -> Snapshot:
-        """Return a queue with only the jobs that may be shown."""
-        if self.is_admin:
-            return queue
-        pending, running = (
-            jobs[jobs["user"].eq(self.user).to_numpy(dtype=bool, na_value=False)]
-            for jobs in (queue.pending, queue.running)
-        )
-        return replace(queue, pending=pending, running=running)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """One page.
-
-    Attributes
-    ----------
-    title, subtitle : str
-    sections : sequence of PageSection
-    values : mapping
-        The content as plain values, for JSON.
-    form_fields : sequence of str
-        Query parameters in the form on the page.
-    """
-
-    title: str
-    subtitle: str = ""
-    sections: Sequence[PageSection] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    form_fields: Sequence[str] = ()
-
-
-class PageMissing(UsageError):
-    """There is no such page, or not for this reader."""
+OLD = timedelta(days=1)
+"""Age of the end of a window from which on a reader is told."""
+RULES_S = 60.0
+"""Time between two readings of Slurm's rules, s."""
 
 
 class JobMissing(PageMissing):
@@ -86,34 +40,6 @@ class JobMissing(PageMissing):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"You have no job {job_id}.", hint="Only your own jobs are shown, new ones a little later.")
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path of the site.
-
-    Attributes
-    ----------
-    path : str
-        Path with parameters in braces.
-    summary : str
-        Description for the list of pages and OpenAPI.
-    make : callable
-        Makes the page from the site, the reader and all parameters.
-    query : tuple of str
-        Names of the query parameters.
-    menu_name : str
-        Its name in the menu. Empty where it is not in the menu.
-    for_users : bool
-        Whether readers who are no admins may request it.
-    """
-
-    path: str
-    summary: str
-    make: Callable[[Site, Reader, Mapping[str, str]], Page]
-    query: tuple[str, ...] = ()
-    menu_name: str = ""
-    for_users: bool = False
 
 
 class Site:
@@ -143,6 +69,7 @@ class Site:
         self._lock = Lock()
         self._live: tuple[float, Snapshot | str] | None = None
         self._history: tuple[float, str | None] | None = None
+        self._rules: tuple[float, dict[str, PartitionRules] | str] | None = None
 
     def history(self) -> str | None:
         """Return the name of the cluster where no live Slurm stands behind it.
@@ -153,6 +80,34 @@ class Site:
             found = history_alone(self.settings, self.cluster, now=self.clock())
             self._history = (time.monotonic(), found)
         return self._history[1]
+
+    def age(self, reader: Reader, *, until: str = "") -> str:
+        """Return a sentence on how old what is shown is, empty for the present.
+
+        Parameters
+        ----------
+        until : str
+            End of the window, as typed. Empty for the present.
+        """
+        name, now = self.history(), self.clock()
+        if name is None:
+            try:
+                end = parse_date(until or "now", now=now, timezone="UTC", is_end=True)
+            except UsageError:
+                return ""  # the page says so
+            return f"This window ended {_ago(end, now)}." if now - end > OLD else ""
+        if not reader.sees_sums:
+            return f"This is a {NOT_LIVE}."  # its last job may be another user's
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            last = choose_cluster(warehouse, name)["last_submitted_at"].to_pydatetime()
+        return f"This is a {NOT_LIVE}: its last job was submitted {_ago(last, now)}."
+
+    def prepare(self) -> None:
+        """Find out the last weeks of a history, so that the first reader does not wait for it."""
+        with suppress(HeliosError):
+            if (name := self.history()) is not None:
+                with Warehouse.open(self.settings.database.url) as warehouse:
+                    last_weeks(warehouse, name)
 
     def refuse_history(self, what: str) -> None:
         """Refuse a page that only a live cluster has.
@@ -170,19 +125,44 @@ class Site:
 
         The cluster is read at most once in ``LIVE_S``, whatever the number of readers.
         """
-        known = self._live
-        if known is not None and time.monotonic() - known[0] <= LIVE_S:
-            return known[1]  # without waiting for an explanation that is being made
+        if (known := self._recent()) is not None:
+            return known  # without waiting for an explanation that is being made
         with self._lock:
-            if self._live is None or time.monotonic() - self._live[0] > LIVE_S:
-                found: Snapshot | str
+            if (found := self._recent()) is None:
                 try:
                     cycles = self.operations.cycles
                     found = cycles.predictions(cycles.site.cluster.snapshot())
                 except HeliosError as reason:
                     found = reason.message
                 self._live = (time.monotonic(), found)
-            return self._live[1]
+            return found
+
+    def _recent(self) -> Snapshot | str | None:
+        """Return what was read of the queue in the last ``LIVE_S``."""
+        known = self._live
+        return known[1] if known is not None and time.monotonic() - known[0] <= LIVE_S else None
+
+    def partition_rules(self, name: str) -> tuple[PartitionRules | None, str]:
+        """Return Slurm's rules of a partition, or why they are not known.
+
+        They are read at most once in ``RULES_S``, and not at all where Slurm did not answer lately.
+        """
+        if self.history() is not None:
+            return None, "A history does not record the rules of its partitions."
+        if isinstance(problem := self.live(), str):
+            return None, f"The rules of the partition are not known: {problem}"
+        with self._lock:
+            if self._rules is None or time.monotonic() - self._rules[0] > RULES_S:
+                read: dict[str, PartitionRules] | str
+                try:
+                    read = {rules.name: rules for rules in self.operations.site.rules().partitions}
+                except HeliosError as reason:
+                    read = reason.message
+                self._rules = (time.monotonic(), read)
+            known = self._rules[1]
+        if isinstance(known, str):
+            return None, f"The rules of the partition are not known: {known}"
+        return known.get(name), "" if name in known else "Slurm has no such partition now."
 
     def name(self) -> str:
         """Return the name of the cluster whose history is shown.
@@ -215,13 +195,19 @@ class Site:
         """
         if not reader.is_admin:
             self._refuse_others(reader, job_id)
+
+        def explain_live() -> JobExplanation:
+            if (known := self._recent()) is not None and isinstance(known, str):  # it is not asked for every page
+                raise ClusterUnavailable(known)
+            return explain(self.operations.cycles, job_id)
+
         try:
             with self._lock:
                 found = explain_job(
                     self.settings,
                     job_id,
                     cluster=self.cluster,
-                    live=lambda: explain(self.operations.cycles, job_id),
+                    live=explain_live,
                     now=self.clock(),
                 )
         except JobUnknown:
@@ -249,10 +235,10 @@ class Site:
         if not queued:
             raise JobMissing(job_id)
 
-    def report_query(self, reader: Reader, given: Mapping[str, str]) -> reports.ReportQuery:
+    def report_query(self, reader: Reader, given: Mapping[str, str], *, sums: bool = False) -> reports.ReportQuery:
         """Return the query of a report.
 
-        For a reader who is no admin it is of the own jobs.
+        For a reader who is no admin it is of the own jobs; of ``sums`` over all users' jobs a manager sees all.
 
         Raises
         ------
@@ -261,7 +247,9 @@ class Site:
         """
         names = {"users": "user", "accounts": "account", "partitions": "partition"}
         picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
-        if not reader.is_admin:
+        # A manager sees sums over all users, but none of one other user.
+        sees_all = reader.is_admin or (sums and reader.sees_sums and not given.get("user"))
+        if not sees_all:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
             picked["users"] = (reader.user,)
@@ -272,6 +260,10 @@ class Site:
             now=self.clock(),
             start=given.get("from") or None,
             end=given.get("to") or None,
-            hides_others=not reader.is_admin,
+            hides_others=not sees_all,
             **picked,
         )
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"on {moment:%Y-%m-%d}, {rounded_duration((now - moment).total_seconds())} ago"

@@ -1112,6 +1112,22 @@ def test_what_had_not_ended_is_searched_among_what_was_submitted_since(warehouse
     assert JOBS.check(warehouse.jobs("venus", since=days[2], unended_at=days[0])).shape[1] == len(JOBS.names)
 
 
+def test_jobs_of_some_users_and_partitions_are_read_alone(warehouse: Warehouse) -> None:
+    jobs = [
+        a_job(job_id=f"{n}", user=user, partition=partition)
+        for n, (user, partition) in enumerate([("a", "gpu"), ("b", "gpu"), ("c", "cpu"), ("a", "cpu")])
+    ]
+    load(warehouse, a_batch(*jobs, a_job(job_id="9", user=None)))
+
+    def ids(**only: list[str]) -> list[str]:
+        return list(warehouse.jobs("venus", only=only, columns=["job_id"])["job_id"])
+
+    assert ids(user=["a", "b", "nobody"]) == ["0", "1", "3"]
+    assert ids(user=["a"], partition=["cpu"]) == ["3"]
+    assert ids(user=["nobody"]) == []
+    assert ids(user=[], account=[]) == ["0", "1", "2", "3", "9"]
+
+
 def test_ended_jobs_are_counted_from_a_submission_on_and_no_other_clusters(warehouse: Warehouse) -> None:
     days = four_days_of_jobs(warehouse)
     counts = [warehouse.ended_jobs("venus", since=day) for day in days]
@@ -1197,8 +1213,9 @@ def test_runs_of_trials_are_read_back_as_they_were(warehouse: Warehouse) -> None
         a_trial_run(0),
         a_trial_run(0, attempt=2, placement=(4, 2)),
         a_trial_run(1, start_up_s=3.0, progress=0.5, utilization=0.9),
+        a_trial_run(2, sizes={"smallest": 32, "steps": [[1, 2, 64, 0.5, 0.125]]}),
     ]
-    assert warehouse.add_trial_runs(runs, user="ann") == 3
+    assert warehouse.add_trial_runs(runs, user="ann") == 4
     stored = [replace(run, user="ann") for run in runs]
     assert warehouse.trial_runs(user="ann") == sorted(stored, key=lambda run: run.started_s)
     assert warehouse.clusters().empty

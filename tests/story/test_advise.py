@@ -13,7 +13,7 @@ from helios.warehouse.revisions import LIVE_SOURCE
 from tests.builders import a_batch, a_job
 from tests.story.shell import Helios, shell
 
-HEADER = "JobIDRaw|User|Partition|State|ElapsedRaw|AllocTRES|TotalCPU|NTasks|MaxRSS|TRESUsageInTot|JobName"
+HEADER = "JobIDRaw|User|Partition|State|ElapsedRaw|AllocTRES|TotalCPU|NTasks|MaxRSS|JobName"
 HAD = "billing=8,cpu=8,gres/gpu=1,mem=64G,node=1"
 
 
@@ -38,8 +38,8 @@ def helios(tmp_path_factory: pytest.TempPathFactory) -> Helios:
             "venus", source=LIVE_SOURCE, started_at=now - timedelta(days=9), ended_at=now, read_at=now
         )
     used = [
-        f"{number}|bob|gpu|COMPLETED|3600|{HAD}|00:50:00||||train\n"
-        f"{number}.batch|||COMPLETED|3600|{HAD}|00:50:00|1|3G|cpu=00:50:00,gres/gpumem=400M,gres/gpuutil=0,mem=3G|batch\n"
+        f"{number}|bob|gpu|COMPLETED|3600|{HAD}|00:50:00|||train\n"
+        f"{number}.batch|||COMPLETED|3600|{HAD}|00:50:00|1|3G|batch\n"
         for number in range(25)
     ]
     (folder / "used.txt").write_text(f"{HEADER}\n{''.join(used)}")
@@ -63,7 +63,6 @@ def test_an_admin_names_users_and_gives_what_they_used(helios: Helios) -> None:
         "limit_too_long": "--time=01:15:00",
         "memory_too_large": "--mem=4G",
         "cpus_unused": "1 instead of 8 CPUs (--cpus-per-task)",
-        "gpus_unused": "no GPU",
         "packing": "helios pool run sweep.toml",
     }
     assert found["jobs_measured"] == 25

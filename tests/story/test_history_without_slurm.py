@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from helios.config import Settings
 from helios.warehouse import Warehouse
-from helios.web.server import Access, web_application
+from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.story.shell import Helios, shell
 from tests.traces import TRACES, needs_traces
@@ -106,12 +106,17 @@ def test_advice_is_on_the_last_weeks_of_the_history(helios: Helios) -> None:
     assert "scontrol" not in answer.err
 
 
-@pytest.mark.parametrize("path", ["/", "/queue", "/users", "/accounts", "/partitions", "/predictions", "/advice"])
+@pytest.mark.parametrize("path", ["/", "/waiting", "/users", "/accounts", "/partitions", "/predictions", "/advice"])
 def test_every_page_of_a_history_answers_and_names_it(web: TestClient, path: str) -> None:
     values = web.get(path, headers=JSON)
     assert values.status_code == 200
     assert "problem" not in values.json()
     assert "not the live cluster" in web.get(path, headers=HTML).text
+
+
+@pytest.mark.parametrize("path", ["/", "/users", "/predictions?from=2016-12-30"])
+def test_every_page_of_a_history_says_how_old_it_is(web: TestClient, path: str) -> None:
+    assert "its last job was submitted on 2017-01-01, " in web.get(path, headers=HTML).text
 
 
 def test_the_first_page_of_a_history_says_its_span_in_json(web: TestClient) -> None:

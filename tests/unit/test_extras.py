@@ -23,8 +23,9 @@ NEEDS_ONE = {"helios.web.server", "helios.__main__"}
 OF_TORCH = (
     "helios.training.fused",
     *(f"helios.training.elastic.{name}" for name in ("adapters", "gradients", "group", "samples", "training")),
+    *("helios.training.elastic.__main__", "helios.training.elastic.launcher"),
 )
-"""Run inside of programs that have PyTorch."""
+"""Run inside of programs that have PyTorch and helios-task."""
 WITHOUT = """
 import sys
 from importlib import import_module

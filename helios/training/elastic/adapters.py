@@ -19,15 +19,20 @@ from torch.utils.data import DataLoader
 
 from helios.errors import UsageError
 from helios.training.elastic.training import Training
+from helios.training.lightning_modules import SETUP_HOOKS, call, check_module, read_optimizer, set_up
 
-HOOKS = ("optimizer_step", "optimizer_zero_grad", "backward", "lr_scheduler_step", "configure_gradient_clipping")
-"""Methods of a Lightning module that change a step, and that nobody calls here."""
+CALLED = (
+    *SETUP_HOOKS,
+    *("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end", "teardown"),
+)
+"""Hooks of a Lightning module that are called here."""
 OWN_KEYS = ("step", "progress", "checkpoint", "message")
 """Parameters of a report, which are no metrics."""
 
 
 def fit_lightning(
-    module: Any, data: Any, *, batch: int, epochs: int, validation: Iterable[Any] = (), **options: Any
+    module: Any, data: Any, *, batch: int, epochs: int, validation: Iterable[Any] | None = None, **options: Any
 ) -> Training:
     """Train a module of PyTorch Lightning, as ``Trainer.fit`` does.
 
@@ -39,7 +44,7 @@ def fit_lightning(
         With ``training_step``, ``configure_optimizers``, and ``validation_step`` where there are such data.
     data, batch, epochs, **options
         As of :class:`~helios.training.elastic.Training`.
-    validation : iterable
+    validation : iterable, optional
         Batches that the first worker validates with after each epoch.
 
     Raises
@@ -47,10 +52,15 @@ def fit_lightning(
     UsageError
         The module needs Lightning's own loop.
     """
-    _check_module(module)
-    device = _device()
+    check_module(module, CALLED)
+    set_up(module)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module.to(device)
-    optimizer, schedules = _read_optimizers(module.configure_optimizers())
+    optimizer, schedules = read_optimizer(module)
+    for each in schedules:
+        if isinstance(each["scheduler"], ReduceLROnPlateau) or each.get("frequency", 1) != 1:
+            kind = type(each["scheduler"]).__name__
+            raise UsageError(f"{kind} follows a metric or a frequency.", hint="Write the loop yourself.")
     logged: dict[str, list[float]] = defaultdict(list)
 
     def log(name: str, value: Any, **_: Any) -> None:
@@ -61,24 +71,29 @@ def fit_lightning(
             log(name, value)
 
     module.log, module.log_dict = log, log_dict
-    schedulers = [schedule for schedule, _ in schedules]
+    schedulers = [each["scheduler"] for each in schedules]
     training = Training(module, optimizer, data, batch=batch, epochs=epochs, state=schedulers, **options)
+    call(module, "on_fit_start")
+    call(module, "on_train_start")
     for epoch in training:
         module.train()
+        call(module, "on_train_epoch_start")
         for number, inputs in enumerate(epoch):
             output = module.training_step(_move(inputs, device), number)
             (output["loss"] if isinstance(output, Mapping) else output).backward()
             if training.step():
                 _advance(schedules, "step")
+        if training.first and validation is not None:
+            _validate(module, validation, device)
+        call(module, "on_train_epoch_end")
         _advance(schedules, "epoch")
         if training.first:
-            module.eval()
-            with torch.no_grad():
-                for number, inputs in enumerate(validation):
-                    module.validation_step(_move(inputs, device), number)
             means: dict[str, Any] = {name: fmean(values) for name, values in logged.items() if name not in OWN_KEYS}
             helios_task.report(step=training.updates, **means)
         logged.clear()
+    call(module, "on_train_end")
+    call(module, "on_fit_end")
+    call(module, "teardown", "fit")
     return training
 
 
@@ -131,8 +146,17 @@ def fit_hugging_face(trainer: Any, *, batch: int | None = None, **options: Any) 
     return training
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _validate(module: Any, batches: Iterable[Any], device: torch.device) -> None:
+    """Validate a Lightning module as its loop does."""
+    module.eval()
+    with torch.no_grad():
+        call(module, "on_validation_start")
+        call(module, "on_validation_epoch_start")
+        for number, inputs in enumerate(batches):
+            module.validation_step(_move(inputs, device), number)
+        call(module, "on_validation_epoch_end")
+        call(module, "on_validation_end")
+    module.train()
 
 
 def _move(inputs: Any, device: torch.device) -> Any:
@@ -147,38 +171,7 @@ def _move(inputs: Any, device: torch.device) -> Any:
     return inputs
 
 
-def _check_module(module: Any) -> None:
-    if not getattr(module, "automatic_optimization", True):
-        raise UsageError("A module with manual optimization cannot change its size.", hint="Write the loop yourself.")
-    for kind in type(module).__mro__:
-        if kind.__module__.partition(".")[0] in {"lightning", "pytorch_lightning", "torch"}:
-            return
-        if found := [name for name in HOOKS if name in vars(kind)]:
-            raise UsageError(f"{kind.__name__}.{found[0]} would not be called.", hint="Write the loop yourself.")
-
-
-def _read_optimizers(made: Any) -> tuple[Any, list[tuple[Any, str]]]:
-    """Return the optimiser of ``configure_optimizers``, and its schedules with when they advance."""
-    schedules: Any = []
-    if isinstance(made, Mapping):
-        made, schedules = made["optimizer"], made.get("lr_scheduler") or []
-    elif isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], list | tuple):
-        made, schedules = made
-    optimizers = made if isinstance(made, list | tuple) else [made]
-    if len(optimizers) != 1:
-        raise UsageError(f"configure_optimizers gives {len(optimizers)} optimisers.", hint="One can be trained with.")
-    found = []
-    for each in schedules if isinstance(schedules, list | tuple) else [schedules]:
-        about = each if isinstance(each, Mapping) else {"scheduler": each}
-        if isinstance(about["scheduler"], ReduceLROnPlateau) or about.get("frequency", 1) != 1:
-            raise UsageError(
-                f"{type(about['scheduler']).__name__} follows a metric or a frequency.", hint="Write the loop yourself."
-            )
-        found.append((about["scheduler"], about.get("interval", "epoch")))
-    return optimizers[0], found
-
-
-def _advance(schedules: list[tuple[Any, str]], interval: str) -> None:
-    for schedule, own in schedules:
-        if own == interval:
-            schedule.step()
+def _advance(schedules: list[dict[str, Any]], interval: str) -> None:
+    for each in schedules:
+        if each.get("interval", "epoch") == interval:
+            each["scheduler"].step()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 import io
+import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ WAIT_S = 1800.0
 CHUNK_BYTES = 1 << 25
 """What is sent at once of a state."""
 SIGN_BYTES = 32
+"""Of the digest in front of a state."""
 
 
 def form(go: Mapping[str, Any]) -> tuple[int, int]:
@@ -82,79 +85,59 @@ def hand_over(state: Any, source: int, *, receives: bool, device: torch.device, 
         It does not come from one of the workers.
     """
     is_source = dist.get_rank() == source
-    text, tensors, sizes = b"", list[Any](), list[int]()
+    head, tensors, received = b"", list[Any](), None
     if is_source:
-        pickler = _Pickler(state)
-        text, tensors = pickler.text, pickler.tensors
-        sizes = [_bytes(tensor).numel() for tensor in tensors]
-    lengths = _broadcast([len(text), len(sizes)], 2, torch.int64, source, device)
-    sizes = _broadcast(sizes, lengths[1], torch.int64, source, device)
-    text = bytes(_broadcast([*text], lengths[0], torch.uint8, source, device))
-    sign = bytes(_broadcast([*_sign(text, key)], SIGN_BYTES, torch.uint8, source, device))
-    if not hmac.compare_digest(sign, _sign(text, key)):
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.dump(state)
+        tensors = pickler.tensors
+        head = json.dumps([_bytes(tensor).numel() for tensor in tensors]).encode() + b"\n" + file.getvalue()
+        head = hmac.digest(key.encode(), head, "sha256") + head
+    length = int(_broadcast(torch.tensor([len(head)]), source, device))
+    head = bytes(_broadcast(torch.tensor([*(head or bytes(length))], dtype=torch.uint8), source, device).tolist())
+    if not hmac.compare_digest(head[:SIGN_BYTES], hmac.digest(key.encode(), head[SIGN_BYTES:], "sha256")):
         raise RuntimeError("A state does not come from a worker of this training.")
-    received = None
+    listed, _, text = head[SIGN_BYTES:].partition(b"\n")
     if receives and not is_source:
         unpickler = _Unpickler(text, device)
         received, tensors = unpickler.load(), unpickler.tensors
-    for first, last in _chunks(sizes):
+    sizes = json.loads(listed)
+    ends = [*accumulate(sizes)]
+    for _, places in groupby(range(len(sizes)), key=lambda place: ends[place] // CHUNK_BYTES):
+        chunk = [*places]
+        own, lengths = tensors[chunk[0] : chunk[-1] + 1], sizes[chunk[0] : chunk[-1] + 1]
         if is_source:
-            flat = torch.cat([_bytes(tensor).to(device) for tensor in tensors[first:last]])
+            flat = torch.cat([_bytes(tensor).to(device) for tensor in own])
         else:
-            flat = torch.empty(sum(sizes[first:last]), dtype=torch.uint8, device=device)
+            flat = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
         dist.broadcast(flat, src=source)
         if received is not None:
-            for tensor, part in zip(tensors[first:last], flat.split(sizes[first:last]), strict=True):
+            for tensor, part in zip(own, flat.split(lengths), strict=True):
                 _bytes(tensor).copy_(part)
     return received
 
 
-def _broadcast(values: list[int], count: int, dtype: torch.dtype, source: int, device: torch.device) -> list[int]:
-    """Return the source's numbers."""
-    if dist.get_rank() == source:
-        sent = torch.tensor(values, dtype=dtype, device=device)
-    else:
-        sent = torch.empty(count, dtype=dtype, device=device)
-    if count:
-        dist.broadcast(sent, src=source)
-    return [int(value) for value in sent.tolist()]
-
-
-def _sign(text: bytes, key: str) -> bytes:
-    return hmac.digest(key.encode(), text, "sha256")
+def _broadcast(tensor: Any, source: int, device: torch.device) -> Any:
+    tensor = tensor.to(device)
+    dist.broadcast(tensor, src=source)
+    return tensor
 
 
 def _bytes(tensor: Any) -> Any:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _chunks(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of what is sent together."""
-    first = total = 0
-    for place, size in enumerate(sizes):
-        if place > first and total + size > CHUNK_BYTES:
-            yield first, place
-            first, total = place, 0
-        total += size
-    if sizes:
-        yield first, len(sizes)
-
-
 class _Pickler(pickle.Pickler):
     """Pickle a state without its tensors, which are kept apart."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
         self.tensors: list[Any] = []
-        buffer = io.BytesIO()
-        super().__init__(buffer)
-        self.dump(state)
-        self.text = buffer.getvalue()
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
         self.tensors.append(value.detach())
-        return len(self.tensors) - 1, tuple(value.shape), value.dtype, value.device.type
+        return tuple(value.shape), value.dtype, value.device.type
 
 
 class _Unpickler(pickle.Unpickler):
@@ -166,6 +149,6 @@ class _Unpickler(pickle.Unpickler):
         self._device = device
 
     def persistent_load(self, key: Any) -> Any:
-        _, shape, dtype, kind = key
+        shape, dtype, kind = key
         self.tensors.append(torch.empty(shape, dtype=dtype, device=self._device if kind == "cuda" else "cpu"))
         return self.tensors[-1]

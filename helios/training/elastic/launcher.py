@@ -7,6 +7,7 @@ when all that live are there, it says who goes on, and from whose state.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import selectors
@@ -22,13 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import helios_task
+
 from helios.errors import UsageError
-from helios.training.elastic.link import LINK, Lines, Message, write_report
+from helios.training.elastic.link import LINK, PART, WAITS, Lines, Message, find_difference
 
 POLL_S = 0.25
 """Between two looks for requests and for workers that ended without closing their connection."""
 LEAVE_S = 30.0
 """How long a worker that leaves may take for its own end."""
+HUNG_S = 300.0
+"""How long others wait for a worker that is amid a step or is silent, s, before it is lost.
+
+A model that is compiled takes minutes."""
 LONGEST_REQUEST = 1 << 20
 """Bytes of a request that are read."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -70,15 +77,25 @@ def refuse_sizes(settings: Mapping[str, Any], batch: int, devices: int, samples:
 
 @dataclass(eq=False)
 class TrainingWorker:
-    """A process that trains on one device."""
+    """A process that trains on one device.
+
+    Attributes
+    ----------
+    doing, since_s, heard_s
+        What it does, since when, and when it last said so.
+    """
 
     number: int
     device: Device
     process: subprocess.Popen[bytes]
     lines: Lines
-    facts: Message | None = None
+    facts: Mapping[str, str] | None = None
     arrived: Message | None = None
     leaves_by_s: float | None = None
+    doing: Any = ()
+    since_s: float = math.inf
+    heard_s: float = 0.0
+    lost: str = ""
 
 
 @dataclass
@@ -86,10 +103,10 @@ class RequestedSize:
     """A change that was requested and is not done yet."""
 
     number: int
-    kept: list[TrainingWorker]
-    added: list[TrainingWorker]
     batch: int | None
     by_s: float
+    kept: list[TrainingWorker]
+    added: list[TrainingWorker]
     asked: bool = False
     begun: bool = False
     done: bool = False
@@ -103,11 +120,9 @@ class ElasticLauncher:
         self._workers: list[TrainingWorker] = []
         self._members: list[TrainingWorker] = []
         self._change: RequestedSize | None = None
-        self._seen: tuple[int, int] | None = None
-        self._number = self._generation = self._batch = self._samples = 0
-        self._status: int | None = None
-        self._met_s = self._pause_s = 0.0
-        self._signalled = self._broken = False
+        self._number = self._generation = self._batch = self._samples = self._status = 0
+        self._met_s = self._pause_s = self._awake_s = 0.0
+        self._broken, self._requested = False, -1
         self._selector = selectors.DefaultSelector()
         distinct = Counter(device.get("CUDA_VISIBLE_DEVICES") for device in settings["devices"])
         # Two processes of NCCL cannot share a GPU.
@@ -123,14 +138,17 @@ class ElasticLauncher:
                 for device in self._settings["devices"]:
                     self._start(device)
                 while self._workers:
+                    began_s = time.monotonic()
                     for key, _ in self._selector.select(POLL_S):
                         self._receive(key.data)
                     self._reap()
+                    self._kill_hung()
                     self._read_request()
                     self._decide()
+                    self._awake_s += min(time.monotonic() - began_s, 1.0)  # not while all are stopped
             finally:
                 self._kill(self._workers)
-        return self._status or 0
+        return self._status
 
     def _start(self, device: Device) -> TrainingWorker:
         ours, theirs = socket.socketpair()
@@ -150,12 +168,11 @@ class ElasticLauncher:
 
     def _forward(self, number: int, frame: Any) -> None:
         del frame
-        self._signalled = True
         for worker in self._workers:
             worker.process.send_signal(number)
 
     def _kill(self, workers: Sequence[TrainingWorker]) -> None:
-        for worker in list(workers):
+        for worker in [each for each in workers if each in self._workers]:
             worker.process.kill()
             worker.process.wait()
             self._forget(worker)
@@ -166,11 +183,16 @@ class ElasticLauncher:
             self._selector.unregister(worker.lines.connection)
         worker.lines.connection.close()
 
+    def _living(self) -> list[TrainingWorker]:
+        """Return the members that have not ended."""
+        return [member for member in self._members if member in self._workers]
+
     def _receive(self, worker: TrainingWorker) -> None:
         messages = worker.lines.receive()
         if messages is None:
             self._selector.unregister(worker.lines.connection)
         for message in messages or ():
+            worker.heard_s = self._awake_s
             if "ready" in message:
                 worker.facts = message["ready"]
             elif "arrived" in message:
@@ -181,170 +203,167 @@ class ElasticLauncher:
                 self._pause_s, self._met_s = time.monotonic() - self._met_s, 0.0
                 if self._change is not None:
                     self._change.done = self._change.begun
+            elif worker.doing != message["doing"]:
+                worker.doing, worker.since_s = message["doing"], self._awake_s
 
     def _reap(self) -> None:
         """See which workers have ended, and what that means."""
         for worker in list(self._workers):
-            if worker not in self._workers:  # killed with another one
-                continue
-            if (status := worker.process.poll()) is None:
+            status = worker.process.poll()
+            if status is None:
                 if worker.leaves_by_s is not None and time.monotonic() > worker.leaves_by_s:
                     worker.process.kill()
-                continue
-            self._forget(worker)
-            if worker.leaves_by_s is not None:
-                continue
-            if worker in self._members:
-                place = self._members.index(worker)
-                self._members.remove(worker)
-                self._end(worker, place, status)
-            elif self._members and self._change is not None:
-                self._refuse(f"worker {worker.number} ended with {status} before it could train")
-            elif not self._members:  # before the first step what stops one stops all
-                self._status = self._status or exit_status(status)
-                self._kill(self._workers)
+            elif worker in self._workers:  # not killed with another one
+                self._forget(worker)
+                worker.lost = worker.lost or f"worker {worker.number} ended with {status}"
+                if worker in self._members or not self._members:
+                    self._status = max(self._status, 128 - status if status < 0 else status)
+                    self._lose(worker)
+                elif worker.leaves_by_s is None:
+                    self._refuse(f"{worker.lost} before it could train")
 
-    def _end(self, worker: TrainingWorker, place: int, status: int) -> None:
-        """Note that a worker that trained has ended."""
-        reason = f"worker {worker.number} ended with {status}"
+    def _lose(self, worker: TrainingWorker) -> None:
+        """Have the other members come together, or end where none can go on.
+
+        Before the first step, and where there are other nodes, what stops one stops all.
+        """
         self._broken = True
         if self._change is not None and not self._change.begun:
-            self._refuse(reason)
-        alone = not self._members or self._settings["nodes"] > 1
-        if status == 0 or self._status is not None or self._signalled or alone:  # the end of the program
-            self._status = self._status or exit_status(status)
-            if alone:
-                self._kill(self._workers)
-            return
-        kept = [number for number in range(len(self._members) + 1) if number != place]
-        write_report(elastic={"devices": len(kept), "lost": reason, "kept": kept})
-        for member in self._members:
+            self._refuse(worker.lost)
+        if not self._living() or self._settings["nodes"] > 1:
+            self._kill(self._workers)
+        for member in self._living():
             member.lines.send(lost=worker.number)
+
+    def _kill_hung(self) -> None:
+        """Kill members that others have waited for too long.
+
+        One between two steps may take longer, since the first one validates there.
+        """
+        limit_s = self._awake_s - HUNG_S
+        if any(member.doing[:1] == [WAITS] and member.since_s < limit_s for member in self._living()):
+            for member in self._living():
+                if member.heard_s < limit_s or (member.doing[:1] == [PART] and member.since_s < limit_s):
+                    member.lost = f"worker {member.number} did not go on for {HUNG_S:g} s"
+                    member.process.kill()
 
     def _read_request(self) -> None:
         """Begin a change that was requested since the last look."""
         path = os.environ.get("HELIOS_REQUESTS")
-        if not path or not self._members or self._change is not None or self._settings["node"]:
+        if not path or not self._living() or self._change is not None or self._settings["node"]:
             return
         try:
-            found = Path(path).stat()
-            if (found.st_mtime_ns, found.st_ino) == self._seen:
-                return
-            with Path(path).open("rb") as file:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # whatever is in its place
+            with os.fdopen(handle, "rb") as file:
                 request = json.loads(file.read(LONGEST_REQUEST))
-            self._seen = (found.st_mtime_ns, found.st_ino)
-            if request["request"] != "resize":
-                return
             number, devices = int(request["number"]), [dict(device) for device in request["devices"]]
             batch = None if request.get("batch") is None else min(int(request["batch"]), self._samples)
             by_s = float(request.get("by_s") or "inf")
+            if request["request"] != "resize" or number == self._requested:
+                return
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
             return  # nothing is requested, or nothing that can be read
-        self._change = RequestedSize(number, [], [], batch, by_s)
+        self._requested = number
+        change = self._change = RequestedSize(number, batch, by_s, [], [])
         if self._settings["nodes"] > 1:
             self._refuse("on several nodes a size changes by a checkpoint and a restart")
         elif reason := refuse_sizes(self._settings, batch or self._batch, len(devices), self._samples):
             self._refuse(reason)
         else:
-            left = list(self._members)
+            left = self._living()
             for device in devices:
                 worker = next((member for member in left if dict(member.device) == device), None)
                 if worker is None:
-                    self._change.added.append(self._start(device))
+                    change.added.append(self._start(device))
                 else:
                     left.remove(worker)
-                    self._change.kept.append(worker)
-            if not self._change.kept:
+                    change.kept.append(worker)
+            if not change.kept:
                 self._refuse("none of its devices is kept, which takes a checkpoint and a restart")
 
     def _refuse(self, reason: str) -> None:
         """Answer that the size stays as it is."""
         change, self._change = self._change, None
         if change is not None:
-            self._kill([worker for worker in change.added if worker in self._workers])
-            write_report(answer="resize", elastic={"number": change.number, "refused": reason})
+            self._kill(change.added)
+            helios_task._write({"answer": "resize", "elastic": {"number": change.number, "refused": reason}})
 
     def _decide(self) -> None:
         """Say who goes on, where all that is waited for are there."""
-        if not self._members:
-            if self._workers and self._generation == 0 and all(worker.facts for worker in self._workers):
-                facts, devices = self._workers[0].facts or {}, len(self._workers)
-                self._batch, self._samples = facts["batch"], int(facts["model"]["samples"])
-                if reason := self._difference(self._workers) or refuse_sizes({}, self._batch, devices, self._samples):
-                    self._kill(self._workers)
-                    raise UsageError(f"{reason}.".capitalize(), hint="Start all workers alike, each with a sample.")
-                self._go(self._workers, None)
+        change, living = self._change, self._living()
+        if not self._members and self._workers and all(worker.facts for worker in self._workers):
+            self._begin()
+        if not living:
             return
-        change = self._change
-        if change is not None and not change.asked and all(worker.facts for worker in change.added):
-            if reason := self._difference([self._members[0], *change.added]):
-                self._refuse(reason)
-            else:
-                change.asked = True
-                self._members[0].lines.send(meet=change.number)
-        elif change is not None and not change.asked and time.time() > change.by_s:
-            self._refuse("the new workers were not ready in time")
-        change = self._change
-        if change is not None and change.done and not any(worker.leaves_by_s for worker in self._workers):
+        if change is not None and not change.asked:
+            if all(worker.facts for worker in change.added):
+                if reason := self._difference([living[0], *change.added]):
+                    self._refuse(reason)
+                else:
+                    change.asked = True
+                    living[0].lines.send(meet=change.number)
+            elif time.time() > change.by_s:
+                self._refuse("the new workers were not ready in time")
+        elif change is not None and change.done and not any(worker.leaves_by_s for worker in self._workers):
             self._change = None
-            answer = {"number": change.number, "devices": len(self._members), "pause_s": round(self._pause_s, 3)}
-            write_report(answer="resize", elastic={**answer, "batch": self._batch})
-        if all(member.arrived for member in self._members):
-            self._regroup()
+            answer = {"number": change.number, "devices": len(living), "pause_s": round(self._pause_s, 3)}
+            helios_task._write({"answer": "resize", "elastic": {**answer, "batch": self._batch}})
+        if all(member.arrived for member in living):
+            self._regroup(living)
+
+    def _begin(self) -> None:
+        """Have the workers of the start train."""
+        facts = self._workers[0].facts or {}
+        self._batch, self._samples = int(facts["size of a batch"]), int(facts["number of samples"])
+        reason = self._difference(self._workers)
+        if reason := reason or refuse_sizes({}, self._batch, len(self._workers), self._samples):
+            raise UsageError(f"{reason}.".capitalize(), hint="Start all workers alike, each with a sample.")
+        self._go(self._workers, None)
 
     def _difference(self, workers: Sequence[TrainingWorker]) -> str:
         """Return what of the workers differs, or nothing."""
-        first = workers[0].facts or {}
         for worker in workers[1:]:
-            facts = worker.facts or {}
-            if facts["torch"] != first["torch"]:
-                return f"worker {worker.number} has torch {facts['torch']}, and others {first['torch']}"
-            for name in sorted({*facts["model"], *first["model"]}):
-                here, there = (each["model"].get(name, "nothing") for each in (facts, first))
-                if here != there:
-                    return f"worker {worker.number} has another model: {name} is {here} and not {there}"
+            if found := find_difference(worker.facts or {}, workers[0].facts or {}):
+                return f"worker {worker.number} differs, {found}"
         return ""
 
-    def _regroup(self) -> None:
+    def _regroup(self, living: list[TrainingWorker]) -> None:
         """Have the members that live go on, with others where that was requested."""
-        places = [(member.arrived or {})["at"] for member in self._members]
-        whole = not self._broken and all((member.arrived or {})["whole"] for member in self._members)
+        places = [(member.arrived or {})["at"] for member in living]
+        whole = not self._broken and all((member.arrived or {})["whole"] for member in living)
         if not whole and self._settings["nodes"] > 1:  # a node of others has ended
             self._status = 1
             self._kill(self._workers)
             return
+        if lost := [member.lost for member in self._members if member not in living]:
+            kept = [self._members.index(member) for member in living]
+            helios_task._write({"elastic": {"devices": len(kept), "lost": ", ".join(lost), "kept": kept}})
         change = self._change
         if change is None or not change.asked or change.begun or not whole:
-            self._go(self._members, places.index(max(places)), keep=whole)
+            self._go(living, places.index(max(places)), keep=whole)
             if change is not None and change.asked and not change.begun:
-                self._members[0].lines.send(meet=change.number)
+                living[0].lines.send(meet=change.number)
             return
         change.begun = True
         members = [*change.kept, *change.added]
-        for worker in self._members:
+        for worker in living:
             if worker not in members:
                 worker.leaves_by_s = time.monotonic() + LEAVE_S
                 worker.lines.send(leave=True)
-        source = members.index(change.kept[0]) if change.kept else 0
-        self._go(members, source, keep=members == self._members, batch=change.batch)
+        self._go(members, members.index(change.kept[0]), keep=members == living, batch=change.batch)
 
     def _go(
         self, members: Sequence[TrainingWorker], source: int | None, *, keep: bool = False, batch: int | None = None
     ) -> None:
         """Tell workers that they train together from here on."""
-        self._members, self._broken = list(members), False
+        self._members, self._broken, self._status = list(members), False, 0
         self._generation += 1
-        at = None if source is None else (self._members[source].arrived or {})["at"]
+        at = None if source is None else (members[source].arrived or {})["at"]
         store = str(self._folder / f"store-{self._generation}")
         common = {"settings": self._settings, "backend": self._backend, "store": store, "batch": batch}
         common |= {"size": len(members), "source": source or 0, "at": at, "keep": keep}
         for rank, member in enumerate(self._members):
-            member.arrived = None
+            member.arrived, member.since_s = None, self._awake_s
             is_first = rank == self._settings["node"] == 0
             trial = {name: os.environ.get(name) if is_first else None for name in TRIAL}
             member.lines.send(go={**common, "rank": rank, "environment": trial})
-
-
-def exit_status(status: int) -> int:
-    """Return the status of a shell for that of a process."""
-    return 128 - status if status < 0 else status

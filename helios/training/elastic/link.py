@@ -1,4 +1,4 @@
-"""Messages between the launcher and its workers, and lines of reports.
+"""Messages between the launcher and its workers.
 
 The launcher leads: a worker that has come to a boundary says where it stands, and is told with whom to go on. So what
 a group consists of is decided in one place, which no worker's death concerns.
@@ -10,15 +10,19 @@ import json
 import os
 import queue
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 LINK = "HELIOS_ELASTIC_LINK"
 """Variable with the worker's end of the connection, a file descriptor."""
+BEAT_S = 2.0
+"""Between two messages of a worker about what it does, s."""
+OWN, PART, WAITS = "own", "part", "waits"
+"""What a worker does: whatever a program does between two steps, a part of a step, or waiting for others."""
 Message = dict[str, Any]
 
 
@@ -27,11 +31,11 @@ class Lines:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._rest = b""
+        self._lock, self._rest = threading.Lock(), b""
 
     def send(self, **message: Any) -> None:
         """Send a message, which is lost where the process has ended."""
-        with suppress(OSError):  # its end is seen elsewhere
+        with self._lock, suppress(OSError):  # its end is seen elsewhere
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[Message] | None:
@@ -60,9 +64,12 @@ class Link:
     def __init__(self, lines: Lines) -> None:
         self.meeting = False
         self.on_lost: Callable[[], None] = lambda: None
-        self._lines = lines
+        self.send = lines.send
+        self._lines, self._changes = lines, count()
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.note(PART)
+        for run in (self._listen, self._beat):
+            threading.Thread(target=run, daemon=True).start()
 
     @classmethod
     def open(cls) -> Link | None:
@@ -73,15 +80,21 @@ class Link:
         os.set_inheritable(int(handle), False)
         return cls(Lines(socket.socket(fileno=int(handle))))
 
-    def send(self, **message: Any) -> None:
-        """Tell the launcher."""
-        self._lines.send(**message)
+    def note(self, doing: str) -> None:
+        """Note what the worker does from now on."""
+        self._doing = [doing, next(self._changes)]
 
     def meet(self, **message: Any) -> Message:
         """Tell the launcher, and wait for what it decides."""
         self.meeting = False
-        self._lines.send(**message)
+        self.note(WAITS)
+        self.send(**message)
         return self._answers.get()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            self.send(doing=self._doing)
 
     def _listen(self) -> None:
         while (messages := self._lines.receive()) is not None:
@@ -95,17 +108,9 @@ class Link:
         os._exit(1)  # without the launcher nobody could tell the workers of each other
 
 
-def write_report(**fields: Any) -> None:
-    """Append a line to the report file, where one is."""
-    path = os.environ.get("HELIOS_REPORT")
-    if not path:
-        return
-    line = json.dumps({**fields, "time_s": round(time.time(), 3)}).encode() + b"\n"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(handle, line)
-        finally:
-            os.close(handle)
-    except OSError as reason:
-        print(f"A report cannot be written: {reason}", file=sys.stderr)  # noqa: T201 - the log
+def find_difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Return what differs first by its name, or nothing."""
+    for name in sorted({*here, *there}):
+        if here.get(name) != there.get(name):
+            return f"{name} is {here.get(name, 'missing')} and not {there.get(name, 'missing')}"
+    return ""

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from helios.errors import UsageError
 from helios.training.elastic import group
 from helios.training.elastic.gradients import Gradients, Noise
-from helios.training.elastic.link import Link, Message, write_report
+from helios.training.elastic.link import OWN, PART, WAITS, Link, Message, find_difference
 from helios.training.elastic.samples import Part, SampleOrder, split
 
 CHECKPOINT = "elastic.pt"
@@ -59,14 +59,6 @@ class Standing:
     factor: float = 1.0
     changed: int | None = None
     noise: Noise = field(default_factory=Noise)
-
-
-@dataclass
-class _Times:
-    """Durations since the last report, s."""
-
-    step_s: list[float] = field(default_factory=list)
-    sync_s: list[float] = field(default_factory=list)
 
 
 class DataEpoch:
@@ -145,22 +137,22 @@ class Training:
         parameters = [each for part in optimizer.param_groups for each in part["params"] if each.requires_grad]
         self._device = parameters[0].device
         self._gradients = Gradients(parameters, list(model.buffers()), self._device)
-        self._place, self._times = Standing(batch), _Times()
+        self._place = Standing(batch)
+        self._times: list[tuple[float, float]] = []  # of steps and of exchanges since the last report, s
         self._rank, self._size, self._nodes, self._smallest, self._most = 0, 1, 1, batch, None
         self._due = self._wish = 0
         self._is_fetched = False
         self._parts: list[Part] = []
         self._loader: Iterator[Any] | None = None
-        self._began_s: float | None = None
-        self._reported_s = time.monotonic()
+        self._began_s = self._reported_s = time.monotonic()
         self._check_batch(batch)
         self._link = Link.open()
         if self._link is None:
             self._restore()
         else:
             self._link.on_lost = group.abort
-            facts = {"torch": torch.__version__, "model": self._description(), "batch": batch}
-            self._join(ready=facts)
+            own = {"version of torch": str(torch.__version__), "size of a batch": str(batch)}
+            self._join(ready={**own, **self._description()})
 
     @property
     def first(self) -> bool:
@@ -200,32 +192,36 @@ class Training:
         self._gradients.add(last - first, place.batch)
         if self._parts:
             return False
-        began_s = time.monotonic()
-        if self.first:
-            self._look_for_requests()
-        wished = shown = None
+        wish, began_s = self._read_wish(), time.monotonic()
+        exchanged = None
         # What has failed keeps its connections open until the exception is gone, so that others would wait for ever.
         with suppress(*((RuntimeError,) if self._size > 1 else ())):
-            wished, shown = self._gradients.exchange(place.batch, rank=self._rank, size=self._size, wish=self._wish)
-        if wished is None or shown is None:
+            exchanged = self._gradients.exchange(place.batch, rank=self._rank, size=self._size, wish=wish)
+        if exchanged is None:
             self._gradients.restore()
             self._join(whole=False)
             return False
-        self._due = wished
-        self._times.sync_s.append(time.monotonic() - began_s if self._size > 1 else 0.0)
+        self._note(PART)
+        self._due, shown = exchanged
+        sync_s = time.monotonic() - began_s if self._size > 1 else 0.0
         self._report()  # of the steps before this one, which all workers have made
         place.noise.add(*shown, place.batch)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._gradients.parameters, self._clip_norm)
-        with self._scaled():
-            self._optimizer.step()
+        factor, groups = self._factor(), self._optimizer.param_groups
+        rates = [part["lr"] for part in groups]  # as schedules see them
+        for part in groups:
+            part["lr"] = part["lr"] * factor
+        self._optimizer.step()
+        for part, rate in zip(groups, rates, strict=True):
+            part["lr"] = rate
         for parameter in self._gradients.parameters:
             parameter.grad = None
         place.updates += 1
         place.position += place.batch
         place.progress += place.noise.gain(place.batch, self._smallest)
-        if self._began_s is not None:
-            self._times.step_s.append(time.monotonic() - self._began_s)
+        self._times.append((time.monotonic() - self._began_s, sync_s))
+        self._note(OWN)
         return True
 
     def save(self) -> None:
@@ -239,6 +235,7 @@ class Training:
 
         Between two steps it does what is due.
         """
+        self._note(PART)
         while self._place.epoch == number:
             if not self._parts:
                 if self._due:
@@ -253,6 +250,7 @@ class Training:
             self._is_fetched = True
             assert self._loader is not None  # because a step has begun
             return (next(self._loader),)
+        self._note(OWN)
         return None
 
     def _begin_step(self) -> None:
@@ -275,32 +273,40 @@ class Training:
 
     def _end_epoch(self) -> None:
         """Go on to the next epoch once all workers have come so far."""
-        if self.first:
-            self._look_for_requests()
-        wish = torch.tensor([float(self._wish)], device=self._device)
-        wished = None if self._size > 1 else self._wish
-        if self._size > 1:
+        wish = torch.tensor([float(self._read_wish())], device=self._device)
+        is_whole = self._size == 1
+        if not is_whole:
             with suppress(RuntimeError):
                 dist.all_reduce(wish)
-                wished = round(wish.item())
-        if wished is None:
+                is_whole = bool(wish.isfinite())  # which waits for a GPU
+        if not is_whole:
             self._join(whole=False)
             return
-        self._due = wished
+        self._note(PART)
+        self._due = int(wish)
         if not self._due:
             self._place.epoch, self._place.position, self._loader = self._place.epoch + 1, 0, None
             self._report(now=True)
 
-    def _look_for_requests(self) -> None:
-        if self._link is not None and self._link.meeting:
-            self._wish |= MEET
-        self._wish |= REQUESTS.get(helios_task.requested() or "", 0)
+    def _read_wish(self) -> int:
+        """Return what the first worker wishes, before it waits for the others."""
+        if self.first:
+            self._wish |= REQUESTS.get(helios_task.requested() or "", 0)
+            self._wish |= MEET if self._link is not None and self._link.meeting else 0
+        self._note(WAITS)
+        return self._wish
+
+    def _note(self, doing: str) -> None:
+        if self._link is not None:
+            self._link.note(doing)
 
     def _attend(self) -> None:
         """Do what all workers know to be due."""
         due, self._due, self._wish = self._due, 0, 0
         if due & (SAVE | PAUSE):
+            self._note(OWN)
             self.save()
+            self._note(PART)
         if due & (PAUSE | STOP):
             group.leave()
             raise SystemExit(0)
@@ -310,7 +316,7 @@ class Training:
     def _join(self, **message: Any) -> None:
         """Go on with whom the launcher says, from the furthest state."""
         assert self._link is not None  # because without a launcher there is nobody to lose
-        self._parts, self._loader, self._began_s = [], None, None
+        self._parts, self._loader = [], None
         is_new = "ready" in message
         whole = message.get("whole", True)
         while True:
@@ -332,7 +338,8 @@ class Training:
         if go["batch"] is not None and go["batch"] != self._place.batch:
             self._place.factor, self._place.changed = self._factor(), self._place.updates
             self._place.batch = go["batch"]
-        self._times, self._reported_s = _Times(), time.monotonic()
+        self._times, self._reported_s = [], time.monotonic()
+        self._note(PART)
         if self._rank == 0:
             self._link.send(going=self._place.batch)
 
@@ -385,7 +392,7 @@ class Training:
         tensors = self._model.state_dict().items()
         model = {name: f"{tuple(value.shape)} {value.dtype}" for name, value in tensors if hasattr(value, "shape")}
         kinds = [type(self._optimizer).__name__, *(type(each).__name__ for each in self._others)]
-        return {**model, "what trains it": " ".join(kinds), "samples": str(self._samples.count)}
+        return {**model, "what trains it": " ".join(kinds), "number of samples": str(self._samples.count)}
 
     def _restore(self) -> None:
         """Go on from the last checkpoint, if there is one."""
@@ -395,12 +402,9 @@ class Training:
         if not path.exists():
             return
         state = torch.load(path, map_location=self._device, weights_only=False)
-        here, there = self._description(), state.get("description", {})
-        for name in sorted({*here, *there}):
-            if here.get(name) != there.get(name):
-                reason = f"{path} is of another model: {name} is {there.get(name, 'missing')}, here"
-                hint = "Remove it, or use another folder of checkpoints."
-                raise UsageError(f"{reason} {here.get(name, 'missing')}.", hint=hint)
+        if found := find_difference(state.get("description", {}), self._description()):
+            hint = "Remove it, or use another folder of checkpoints."
+            raise UsageError(f"{path} is of another model: in it {found}.", hint=hint)
         self._load(state)
 
     def _check_batch(self, batch: int) -> None:
@@ -417,38 +421,23 @@ class Training:
         done = min(1.0, (place.updates - place.changed) / max(1, self._warm_up))
         return float(place.factor + done * (rules[self._rule] - place.factor))
 
-    @contextmanager
-    def _scaled(self) -> Iterator[None]:
-        """Have learning rates follow the batch, unseen by schedules."""
-        factor = self._factor()
-        rates = [part["lr"] for part in self._optimizer.param_groups]
-        if factor != 1.0:
-            for part, rate in zip(self._optimizer.param_groups, rates, strict=True):
-                part["lr"] = rate * factor
-        try:
-            yield
-        finally:
-            for part, rate in zip(self._optimizer.param_groups, rates, strict=True):
-                part["lr"] = rate
-
     def _report(self, *, now: bool = False) -> None:
         """Report how training goes, where it is time to."""
         if not self.first or not (now or time.monotonic() - self._reported_s > REPORT_S):
             return
-        place, times = self._place, self._times
+        place = self._place
         parts = split(place.batch, self._size, 0, self._most)
         elastic: dict[str, Any] = {
             "devices": self._size, "nodes": self._nodes, "local": parts[0][1] - parts[0][0],
             "accumulation": len(parts) - 1, "epoch": place.epoch, "epochs": self._epochs,
             "progress": round(place.progress, 3),
         }  # fmt: skip
-        if times.step_s:
+        if self._times:
             # As profiles have it: one pass and the exchange, without further passes of the same step.
-            sync_s = statistics.median(times.sync_s)
-            pass_s = max(0.0, statistics.median(times.step_s) - sync_s) / len(parts)
-            elastic |= {"step_s": pass_s + sync_s, "sync_s": sync_s}
+            step_s, sync_s = map(statistics.median, zip(*self._times, strict=True))
+            elastic |= {"step_s": max(0.0, step_s - sync_s) / len(parts) + sync_s, "sync_s": sync_s}
         if (noise := place.noise.of(self._smallest)) is not None:
             elastic |= dict(zip(("square", "variance"), noise, strict=True))
         done = (place.epoch + place.position / self._samples.count) / self._epochs
-        write_report(step=place.updates, progress=min(1.0, done), elastic=elastic)
-        self._times, self._reported_s = _Times(), time.monotonic()
+        helios_task._write({"step": place.updates, "progress": min(1.0, done), "elastic": elastic})
+        self._times, self._reported_s = [], time.monotonic()

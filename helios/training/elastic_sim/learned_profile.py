@@ -8,30 +8,21 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from helios.training.sizes.goodput import SpeedModel, fit_speed
-from helios.training.sizes.model import BatchLimits, Gradient, StepRun, StepTime, statistical_gain
+from helios.training.sizes.model import (
+    BatchLimits,
+    ElasticState,
+    Gradient,
+    Measured,
+    StepRun,
+    StepTime,
+    mean_times,
+    statistical_gain,
+)
 
 MOST_PARTS, FEWEST_PARTS = 100, 4
 """Parts of a training, whose ends simulations round to seconds."""
 PART_S = 20.0
 """Least time of one, s, so that rounding stays below some 2 %."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRun:
-    """What a trial has shown.
-
-    Attributes
-    ----------
-    batch : int
-        Over all devices, at its last report.
-    work : float
-        The whole training, in steps of the smallest batch.
-    """
-
-    batch: int
-    work: float
-    gradient: Gradient
-    measured: Mapping[StepRun, StepTime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +47,11 @@ class LearnedProfile:
     _speed: SpeedModel
     _ratios: Mapping[tuple[int, int], float]
 
+    @property
+    def measured(self) -> Measured:
+        """The steps that trials took."""
+        return tuple(self._measured.items())
+
     def has_run_on(self, nodes: int, gpus: int) -> bool:
         """Return whether steps were measured on so many GPUs of so many nodes."""
         return (nodes, gpus) in self._ratios
@@ -77,20 +73,16 @@ class LearnedProfile:
         """Return the steps of so many parts."""
         return self._steps * epochs / self.epochs
 
-    def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
-        """Return the steps taken by the end of a part."""
-        return self.progress_after(epoch + 1)
 
+def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:
+    """Return the profile of trials that are taken to be alike.
 
-def learn_profile(name: str, limits: BatchLimits, runs: Sequence[ShownRun]) -> LearnedProfile:
-    """Return the profile of trials that are taken to be alike."""
-    batch, gradient = runs[-1].batch, runs[-1].gradient
-    steps = median(run.work for run in runs) / statistical_gain(gradient, batch / limits.smallest)
-    times: dict[StepRun, list[StepTime]] = defaultdict(list)
-    for run in runs:
-        for step, time in run.measured.items():
-            times[step].append(time)
-    measured = {step: StepTime(*map(fmean, zip(*found, strict=True))) for step, found in sorted(times.items())}
+    All is known of them.
+    """
+    batch, gradient = shown[-1].batch, shown[-1].gradient
+    assert batch is not None and gradient is not None
+    steps = median(state.work or 0.0 for state in shown) / statistical_gain(gradient, batch / limits.smallest)
+    measured = dict(mean_times(state.measured for state in shown))
     speed = fit_speed(tuple(measured.items()))
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for step, time in measured.items():

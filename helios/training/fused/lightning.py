@@ -6,7 +6,7 @@ optimisation or hooks around a step, is refused instead of left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -14,14 +14,8 @@ from torch.optim import lr_scheduler
 
 from helios.errors import UsageError
 from helios.training.fused.configurations import OPTIMIZERS
+from helios.training.lightning_modules import SETUP_HOOKS, VALIDATION_HOOKS, check_module, read_optimizer, set_up
 
-HOOKS = (
-    *("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end", "lr_scheduler_step"),
-    *("on_before_zero_grad", "on_before_backward", "backward", "on_after_backward", "on_before_optimizer_step"),
-    *("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "transfer_batch_to_device"),
-    *("on_before_batch_transfer", "on_after_batch_transfer", "configure_model"),
-)
-"""Methods that change training, and that nobody would call here."""
 OF_THE_OPTIMIZER = ("lr", "learning_rate", "momentum", "weight_decay", "betas", "eps", "epochs", "seed")
 """Settings of a module that only ``configure_optimizers`` looks at: models that differ in them train together."""
 FLAGS = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
@@ -59,19 +53,21 @@ def from_lightning(
         When a module is made that Lightning trains in a way that is not known here.
     """
 
-    def build(configuration: Mapping[str, Any]) -> nn.Module:
+    def make_module(configuration: Mapping[str, Any]) -> nn.Module:
         module = make(configuration)
-        check_module(module)
-        return _without_trainer(module)
+        check_module(module, called=(*SETUP_HOOKS, *VALIDATION_HOOKS))  # validation_step is not called either
+        set_up(module)
+        return module
+
+    def build(configuration: Mapping[str, Any]) -> nn.Module:
+        return _without_trainer(make_module(configuration))
 
     def step(module: Any, batch: Any) -> Any:
         output = module.training_step(batch, 0)
         return output["loss"] if isinstance(output, Mapping) else output
 
     def configure(configuration: Mapping[str, Any]) -> dict[str, Any]:
-        module = make(configuration)
-        check_module(module)
-        return read_optimizers(module)
+        return read_optimizers(make_module(configuration))
 
     return build, step, data, configure
 
@@ -90,25 +86,6 @@ def _without_trainer(module: nn.Module) -> nn.Module:
     return module
 
 
-def check_module(module: nn.Module) -> None:
-    """Refuse a module that needs Lightning's own loop.
-
-    Raises
-    ------
-    UsageError
-        It does.
-    """
-    if not getattr(module, "automatic_optimization", True):
-        raise UsageError("Modules with manual optimization cannot be fused.", hint="Train them with Lightning.")
-    for kind in type(module).__mro__:
-        if kind.__module__.partition(".")[0] in {"lightning", "pytorch_lightning", "torch"}:
-            break
-        if found := [name for name in HOOKS if name in vars(kind)]:
-            raise UsageError(
-                f"{kind.__name__} has the hook {found[0]}, which would not be called.", hint="Remove it, or use a pool."
-            )
-
-
 def read_optimizers(module: Any) -> dict[str, Any]:
     """Return the configuration that ``configure_optimizers`` describes.
 
@@ -117,10 +94,7 @@ def read_optimizers(module: Any) -> dict[str, Any]:
     UsageError
         It is not one optimiser that trains together, with schedules whose arguments can be read.
     """
-    optimizers, schedules = _parts(module.configure_optimizers())
-    if len(optimizers) != 1:
-        raise UsageError(f"configure_optimizers gives {len(optimizers)} optimisers.", hint="One can be fused.")
-    (made,) = optimizers
+    made, schedules = read_optimizer(module)
     name = next((name for name, (kind, _) in OPTIMIZERS.items() if type(made) is kind), None)
     if name is None:
         raise UsageError(f"{type(made).__name__} cannot be fused.", hint=f"Known: {', '.join(OPTIMIZERS)}.")
@@ -145,22 +119,7 @@ def read_optimizers(module: Any) -> dict[str, Any]:
     return configuration
 
 
-def _parts(returned: Any) -> tuple[list[Any], list[Any]]:
-    """Return the optimisers and the schedules."""
-    if isinstance(returned, Mapping):
-        schedule = returned.get("lr_scheduler")
-        return [returned["optimizer"]], [] if schedule is None else [schedule]
-    if (
-        isinstance(returned, Sequence)
-        and len(returned) == 2
-        and all(isinstance(part, list | tuple) for part in returned)
-    ):
-        return list(returned[0]), list(returned[1])
-    return list(returned) if isinstance(returned, Sequence) else [returned], []
-
-
-def _read_schedule(entry: Any) -> dict[str, Any]:
-    settings = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+def _read_schedule(settings: Mapping[str, Any]) -> dict[str, Any]:
     schedule = settings["scheduler"]
     if type(schedule) not in SCHEDULES or settings.get("frequency", 1) != 1:
         known = ", ".join(kind.__name__ for kind in SCHEDULES)

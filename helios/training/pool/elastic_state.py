@@ -16,18 +16,24 @@ Their program tells it under the key ``elastic`` of its reports, where what is m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from helios.training.pool.reports import ReportReader
 from helios.training.pool.state import TrialRecord
 from helios.training.pool.sweep import ElasticProgram
-from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime
+from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime, statistical_gain
 
 MOST_MEASURED = 256
 """Kinds of steps of which times are kept."""
+MOST_RECORDED = 32
+"""Kinds of steps that are recorded for later trials, evenly chosen; a model of seven numbers is fitted to them."""
+MOST_SHOWN = 20
+"""Earlier trials that a new one of the family is expected to be like, the last ones."""
 MOST_READS = 100
 """Parts of a report file that are read when a pool begins."""
 LEAST, MOST = 1e-9, 1e15
@@ -49,13 +55,9 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
         gpu_s=record.device_s,
         change_s=CHANGE_S if record.pause_s is None else record.pause_s,
     )
-    reader = ReportReader(reports)
-    for _ in range(MOST_READS if record.attempts else 0):
-        found = reader.read()
-        for report in found:
-            state = learn(state, program, report.elastic, progress=report.progress)
-        if not found:
-            break
+    reads = islice(iter(ReportReader(reports).read, []), MOST_READS if record.attempts else 0)
+    for report in chain.from_iterable(reads):
+        state = learn(state, program, report.elastic, progress=report.progress)
     return state
 
 
@@ -91,6 +93,7 @@ def learn(
     largest = max((run.gpus for run in measured), default=0)
     epochs = program.epochs or told.get("epochs")
     share = told["epoch"] / epochs if progress is None and epochs and "epoch" in told else progress
+    work = told["progress"] / share if share and "progress" in told else None
     return replace(
         state,
         measured=tuple(sorted(measured.items())),
@@ -99,5 +102,47 @@ def learn(
         if told.get("square") and "variance" in told
         else state.gradient,
         epoch=int(told.get("epoch", state.epoch)),
-        remaining=told["progress"] * max(0.0, 1 / share - 1) if share and "progress" in told else state.remaining,
+        remaining=max(0.0, work - told["progress"]) if work is not None else state.remaining,
+        batch=int(gpus * local * (told["accumulation"] + 1)) if is_step and "accumulation" in told else state.batch,
+        work=state.work if work is None else work,
+        epochs=epochs or state.epochs,
     )
+
+
+def describe_shown(state: ElasticState) -> dict[str, Any]:
+    """Return what a trial has shown, as plain values for later ones."""
+    steps = state.measured[:: math.ceil(len(state.measured) / MOST_RECORDED) or 1]
+    square, variance = state.gradient or (None, None)
+    known = {
+        "smallest": state.limits.smallest,
+        "batch": state.batch,
+        "work": state.work,
+        "epochs": state.epochs,
+        "square": square,
+        "variance": variance,
+        "pause_s": state.change_s if state.restarts else None,
+        "steps": [[*run, *time] for run, time in steps],
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def begin_with(state: ElasticState, program: ElasticProgram, shown: Iterable[Mapping[str, Any]]) -> ElasticState:
+    """Return what a new trial is expected to show, by others of its family.
+
+    Their smallest batch and their epochs may have been others. Noise of gradients falls with the batch.
+    """
+    for each in shown:
+        known = {name: number for name, value in each.items() if (number := plain_number(value)) is not None}
+        scale = known["smallest"] / program.batch[0]
+        for step in each["steps"]:
+            told = dict(zip(("nodes", "devices", "local", "step_s", "sync_s"), step, strict=True))
+            state = learn(state, program, told, progress=None)
+        if "variance" in known:
+            known["variance"] *= scale
+        state = learn(state, program, {name: known.get(name) for name in ("square", "variance")}, progress=None)
+        state = replace(state, change_s=known.get("pause_s", state.change_s), batch=int(known.get("batch", 0)) or None)
+        if "work" in known and state.gradient is not None:
+            work = known["work"] * statistical_gain(state.gradient, scale)
+            work *= program.epochs / known["epochs"] if program.epochs and known.get("epochs") else 1.0
+            state = replace(state, work=work)
+    return state if state.remaining is not None else replace(state, remaining=state.work)

@@ -36,6 +36,8 @@ _NODE_DEATHS = 2
 """After so many ends of its agent another node is left out."""
 _OTHER_NODES_S = 60.0
 """How long the other processes of a trial may run when the one of a node has ended well, s."""
+_MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+"""Variable with the memory that a program of MPS may have on each of the GPUs that it sees."""
 _DEVICE_VARIABLES = ("HELIOS_DEVICE", "CUDA_VISIBLE_DEVICES")
 """What differs between trials of the environment that a device gives."""
 
@@ -206,10 +208,13 @@ class Launcher:
                 order = {"number": attempt.trial.number, "limit_mib": limit_mib, "gpus": self._gpus(devices)}
                 of_node.send({"do": "limit", **order})
 
-    def worker_environments(self, devices: Sequence[Device]) -> list[dict[str, str]]:
+    def worker_environments(self, devices: Sequence[Device], limit_mib: float) -> list[dict[str, str]]:
         """Return the additions to the environment of each device's worker."""
         chosen = "CUDA_VISIBLE_DEVICES"
-        return [{chosen: has[chosen]} if chosen in (has := self._environment(each)) else {} for each in devices]
+        limit = {_MPS_LIMIT: f"0={int(limit_mib)}M"} if self._mps else {}  # of the only GPU that it sees
+        return [
+            {chosen: has[chosen], **limit} if chosen in (has := self._environment(each)) else {} for each in devices
+        ]
 
     def _environment(self, device: Device) -> Mapping[str, str]:
         node = self._nodes.get(node_name(device.name))
@@ -414,7 +419,7 @@ class Launcher:
         threads = {**os.environ, **self._environment(devices[0])}
         threads |= self._sweeps.of(attempt.trial.number).sweep.env
         return {
-            "devices": self.worker_environments(devices),
+            "devices": self.worker_environments(devices, attempt.limit_mib),
             "batch": elastic.batch,
             "local_batch": elastic.local_batch,
             "threads": int(threads.get("OMP_NUM_THREADS") or 1),
@@ -431,7 +436,7 @@ class Launcher:
         if self._mps:
             # It fails what a trial asks for above its limit on each of the GPUs that it sees.
             limits = ",".join(f"{place}={int(order['limit_mib'])}M" for place in range(len(gpus)))
-            limited = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limits}
+            limited = {_MPS_LIMIT: limits}
             on_device = {**on_device, **mps_environment(self._mps), **limited}
         self.agents[name].send(
             {

@@ -68,16 +68,19 @@ class Resizing:
         kept = any(each in attempt.devices for each in devices)  # whose worker hands its state over
         is_local = {*attempt.nodes, *(node_name(each.name) for each in devices)} == {attempt.nodes[0]}
         in_place = attempt.is_elastic and kept and is_local  # over several nodes a program starts again
-        attempt.change = self._change(attempt, devices, in_place=in_place, reason=action.reason)
-        attempt.share = None
-        self._publish("resizing", attempt, devices=[each.name for each in devices], reason=action.reason)
-        self._hold(attempt, (*attempt.devices, *new))
-        if in_place:
-            self._write_request(attempt, attempt.change)
+        change = self._change(attempt, devices, in_place=in_place, reason=action.reason)
+        try:
+            self._write_request(attempt, change)
+        except OSError as reason:  # a full disk: a service may want it again
+            about = f"Trial {attempt.trial.label} is not resized now: {reason.strerror}"
+            self._notes.note(about, key=f"{attempt.trial.number} request")
             return
-        attempt.why = action.reason
-        attempt.request(TaskRequest.PAUSE)
-        self._restarts[action.number] = attempt, attempt.change
+        attempt.change, attempt.share = change, None
+        self._publish("resizing", attempt, devices=[each.name for each in devices], reason=action.reason)
+        self._assign(attempt, (*attempt.devices, *new))
+        if not in_place:
+            attempt.asked, attempt.why = TaskRequest.PAUSE, action.reason
+            self._restarts[action.number] = attempt, change
 
     def work(self) -> None:
         """Take answers, and give up waiting for those that do not come."""
@@ -99,7 +102,7 @@ class Resizing:
                 self._give_up(attempt, change, f"it did not answer in {ANSWER_S:g} s")
 
     def _order(self, attempt: Attempt, names: Sequence[str]) -> tuple[Device, ...] | None:
-        """Return devices with those that the trial has first, None where one is not there."""
+        """Return devices, those that the trial has first, if all are there."""
         by_name = {device.name: device for device in self._launcher.devices}
         if not names or not {*names} <= by_name.keys():
             return None
@@ -118,8 +121,8 @@ class Resizing:
             return f"its limit is {attempt.limit_mib:,.0f} MiB, and one of these devices has {least_mib:,.0f}"
         return ""
 
-    def _hold(self, attempt: Attempt, devices: tuple[Device, ...]) -> None:
-        """Have a trial hold some devices, and its agent measure it there."""
+    def _assign(self, attempt: Attempt, devices: tuple[Device, ...]) -> None:
+        """Assign devices to a trial, which its agent measures there."""
         gone = [each for each in attempt.devices if each not in devices]
         attempt.devices = devices
         attempt.limit_mib = min(attempt.limit_mib, *(each.memory_mib for each in devices))
@@ -137,17 +140,21 @@ class Resizing:
         )
 
     def _write_request(self, attempt: Attempt, change: PendingResize) -> None:
-        about = {"number": change.number, "devices": self._launcher.worker_environments(change.devices)}
-        if change.devices != change.before and (batch := _choose_batch(attempt.trial, change.devices)) is not None:
-            about["batch"] = batch
-        with suppress(OSError):  # a full disk: there is no answer
-            write_request(attempt.folder / "requests", TaskRequest.RESIZE, **about, by_s=change.by_s)
+        """Ask a program to change, or to pause for it."""
+        path = attempt.folder / "requests"
+        if not change.in_place:
+            write_request(path, TaskRequest.PAUSE)
+            return
+        limit_mib = min(attempt.limit_mib, *(each.memory_mib for each in change.devices))
+        workers = self._launcher.worker_environments(change.devices, limit_mib)
+        batch = _choose_batch(attempt.trial, change.devices) if change.devices != change.before else None
+        write_request(path, TaskRequest.RESIZE, number=change.number, devices=workers, batch=batch, by_s=change.by_s)
 
     def _take(self, attempt: Attempt, message: Mapping[str, Any]) -> None:
         """Take what a program tells of its size."""
-        change, devices = attempt.change, message.get("devices")
-        is_answer = change is not None and change.in_place and message.get("number") == change.number
-        is_late = attempt.missed is not None and message.get("number") == attempt.missed
+        change, devices, number = attempt.change, message.get("devices"), message.get("number")
+        is_answer = change is not None and change.in_place and number == change.number
+        is_late = number is not None and number == attempt.missed and "refused" not in message
         if "lost" in message and type(devices) is int:
             self._shrink(attempt, devices, message)
         elif change is not None and is_answer and "refused" in message:
@@ -155,16 +162,24 @@ class Resizing:
         elif change is not None and is_answer and type(devices) is int and 0 < devices <= len(change.devices):
             self._sum_up(attempt)
             attempt.change = None
-            self._hold(attempt, change.devices[:devices])
+            self._assign(attempt, change.devices[:devices])
             self._record(attempt, plain_number(message.get("pause_s")), in_place=True)
-        elif change is None and is_late and "refused" not in message and not attempt.is_asked_to_end:
-            # It changed when it was too late, and others may have the devices: it is asked to go back.
-            attempt.missed = None
-            attempt.change = self._change(attempt, attempt.devices, in_place=True, reason="")
-            self._write_request(attempt, attempt.change)
+        elif change is None and not attempt.is_asked_to_end and (is_late or self._has_too_many(attempt, message)):
+            # It changed too late, or its answer was lost, and others may have the devices: it is asked to go back.
+            back = self._change(attempt, attempt.devices, in_place=True, reason="")
+            with suppress(OSError):  # a full disk: its next step tells it again
+                self._write_request(attempt, back)
+                attempt.change, attempt.missed = back, None
+
+    def _has_too_many(self, attempt: Attempt, message: Mapping[str, Any]) -> bool:
+        """Return whether steps are told of more devices than a trial has."""
+        devices, program = message.get("devices"), self._sweeps.of(attempt.trial.number).sweep.elastic
+        if program is None or "number" in message or type(devices) is not int or len(attempt.nodes) > 1:
+            return False
+        return devices > len(attempt.devices) and steady_s() >= attempt.sized_s + program.every_s
 
     def _shrink(self, attempt: Attempt, count: int, message: Mapping[str, Any]) -> None:
-        """Take note that workers of a trial have died."""
+        """Record that workers of a trial have died."""
         held = attempt.devices if attempt.change is None else attempt.change.before
         places = message.get("kept")
         known = isinstance(places, list) and all(type(place) is int and 0 <= place < len(held) for place in places)
@@ -175,12 +190,12 @@ class Resizing:
         if attempt.change is not None:
             attempt.change = replace(attempt.change, before=kept)
         else:
-            self._hold(attempt, kept)
+            self._assign(attempt, kept)
         self._notes.note(f"Trial {attempt.trial.label} goes on with {len(kept)} devices: {one_line(message['lost'])}")
         self._record(attempt, None, in_place=True)
 
     def _give_up(self, attempt: Attempt, change: PendingResize, why: str) -> None:
-        """Have a trial keep its size."""
+        """Leave a trial at its size."""
         attempt.change, attempt.kept_until_s = None, steady_s() + REFUSED_S
         attempt.missed = change.number
         self._restarts.pop(attempt.trial.number, None)
@@ -188,7 +203,7 @@ class Resizing:
             attempt.asked = None
             with suppress(OSError):
                 write_request(attempt.folder / "requests", None)
-        self._hold(attempt, change.before)
+        self._assign(attempt, change.before)
         self._publish("kept_size", attempt, devices=[each.name for each in change.before], reason=why)
         self._notes.note(f"Trial {attempt.trial.label} keeps its {len(change.before)} devices: {why}")
 

@@ -214,6 +214,7 @@ def run_entry(run: TrialRun, *, held_s: float = 0.0) -> dict[str, Any]:
         "direction": run.direction,
         "curve": run.curve,
         "speeds": [[speed.beside, speed.steps_per_s, round(speed.seconds, 3)] for speed in run.speeds],
+        **({"sizes": run.sizes} if run.sizes else {}),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -27,7 +27,7 @@ from helios.training.model import (
 from helios.training.pool.attempts import Attempt, Attempts
 from helios.training.pool.clock import steady_s
 from helios.training.pool.containers import Container
-from helios.training.pool.elastic_state import first_state
+from helios.training.pool.elastic_state import MOST_SHOWN, begin_with, describe_shown, first_state
 from helios.training.pool.fusing import Fusion
 from helios.training.pool.notes import Notes
 from helios.training.pool.orders import PoolOrder
@@ -35,7 +35,6 @@ from helios.training.pool.search import Search
 from helios.training.pool.state import StateFile, TrialRecord, run_entry, trial_folder
 from helios.training.pool.sweep import TrainingSweep, family, program
 from helios.training.pool.targets import SweepTarget
-from helios.training.sizes.model import ElasticState
 
 MOST_MEMORY_KILLS = 3
 """A trial that is killed for memory is started twice with more room; from then on it runs alone."""
@@ -71,6 +70,8 @@ class PoolSweep:
         Tells what to expect of trials. By default nothing but the sweep file tells it.
     known_speeds : sequence of SharedSpeed
         Measured in earlier pools on such devices.
+    known_sizes : mapping of str to sequence
+        What earlier trials of each family have shown of their sizes on such devices.
     notes : sequence of str
         What a person should know before it begins.
     """
@@ -83,6 +84,7 @@ class PoolSweep:
     container: Container | None = None
     forecast: Forecast | None = None
     known_speeds: Sequence[SharedSpeed] = ()
+    known_sizes: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -141,7 +143,7 @@ class SweepTrials:
         self.unreported: list[TrialRecord] = []
         self.exhausted = self.changed = False
         self._durations: list[float] = []
-        self._elastic: dict[str, ElasticState] = {}  # what was measured last, by family
+        self._sizes = {self._prefix + name: [*shown] for name, shown in source.known_sizes.items()}  # by family
         self.usual_s: float | None = None
         self.hold_until_s = self.sync_at_s = self._adopt_at_s = 0.0
         self._hold, self._shown = "", ("", dict[str, Any]())
@@ -337,11 +339,10 @@ class SweepTrials:
 
     def _with_family(self, trial: Trial) -> Trial:
         """Return a trial that has measured nothing with what its family has."""
-        known = self._elastic.get(trial.family)
-        if known is None or trial.elastic is None or trial.elastic.measured:
+        shown, program, elastic = self._sizes.get(trial.family), self.sweep.elastic, trial.elastic
+        if not shown or program is None or elastic is None or elastic.measured:
             return trial
-        elastic = replace(trial.elastic, measured=known.measured, gradient=known.gradient, most=known.most)
-        return replace(trial, elastic=elastic)
+        return replace(trial, elastic=begin_with(elastic, program, shown[-MOST_SHOWN:]))
 
     def expect(self) -> None:
         """Update the forecasts by the pool's own trials."""
@@ -413,6 +414,7 @@ class SweepTrials:
             metric=self.sweep.metric,
             direction=next(iter(name_directions(self.sweep.objectives)), ""),
             curve=attempt.curve.points,
+            sizes=describe_shown(trial.elastic) if attempt.is_elastic and trial.elastic is not None else {},
             **used,
         )
 
@@ -484,8 +486,8 @@ class SweepTrials:
         if self._forecast is not None:
             self._runs.append(ended)
         record = self.record(attempt.trial.number)
-        if attempt.trial.elastic is not None:
-            self._elastic[attempt.trial.family] = attempt.trial.elastic
+        if ended.sizes:
+            self._sizes.setdefault(attempt.trial.family, []).append(ended.sizes)
             self.waiting.update({number: self._with_family(trial) for number, trial in self.waiting.items()})
         self.changed = True
         if not record.ended:

@@ -26,6 +26,7 @@ from helios.training.model import (
     node_name,
 )
 from helios.training.services.packing import Packing, PackingOptions
+from helios.training.sizes.model import ElasticState, mean_times
 from helios.training.sizes.rules import RULES
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
@@ -61,17 +62,16 @@ class Elastic:
     """
 
     Options = ElasticOptions
-    rule: Decide
 
-    def __init__(self, options: ElasticOptions) -> None:
+    def __init__(self, options: ElasticOptions, rule: Decide | None = None) -> None:
         self.every = timedelta(seconds=options.every_s)
-        self.rule = RULES[options.rule]
+        self._rule = rule or RULES[options.rule]
         self._packing = Packing(options)
 
     def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
         """Return which trials to start, to resize and to pause."""
         live = [trial for trial in snapshot.trials if trial.state not in ENDED]
-        elastic = [trial for trial in live if trial.elastic is not None]
+        elastic = [trial for trial in _share_measured(snapshot.trials) if trial.state not in ENDED]
         if len(elastic) == len(live):
             return self._resize(snapshot.now_s, elastic, snapshot.devices)
         shared = _devices_of_fixed(snapshot.devices, live)
@@ -94,8 +94,29 @@ class Elastic:
         if not names or not open_trials:
             return []
         jobs = tuple(_training(trial, node_of) for trial in open_trials.values())
-        placements = self.rule(ElasticSnapshot(now_s, jobs, tuple(rooms[place] for place in range(len(nodes)))))
+        placements = self._rule(ElasticSnapshot(now_s, jobs, tuple(rooms[place] for place in range(len(nodes)))))
         return _actions(open_trials, _devices(open_trials, placements, node_of))
+
+
+def _share_measured(trials: Sequence[Trial]) -> list[Trial]:
+    """Return elastic trials with what all of their family have measured.
+
+    So one tries a size for all.
+    """
+    families = defaultdict[str | int, list[ElasticState]](list)
+    for trial in trials:
+        if trial.elastic is not None:
+            families[trial.family or trial.number].append(trial.elastic)
+    known = {
+        name: (mean_times(state.measured for state in states), next(filter(None, (s.gradient for s in states)), None))
+        for name, states in families.items()
+    }
+    return [
+        replace(trial, elastic=replace(trial.elastic, measured=measured, gradient=trial.elastic.gradient or gradient))
+        for trial in trials
+        if trial.elastic is not None
+        for measured, gradient in [known[trial.family or trial.number]]
+    ]
 
 
 def _keeps(trial: Trial, now_s: float) -> bool:

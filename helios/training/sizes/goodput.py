@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
 
 from helios.training.sizes.model import ROUNDING, BatchLimits, GpuBatch, Gradient, Measured
 
@@ -20,19 +19,22 @@ CANDIDATES = 50
 """Global batches that are tried between the smallest and the largest, evenly in the logarithm."""
 LEAST = 1e-8
 """Least value of a parameter of the model, s; nothing that was measured takes so little."""
-MOST_S = 1e4
-"""Largest value of one, s."""
-MOST_OVERLAP = 10.0
-"""Largest exponent of the norm; from there on it is the larger of both."""
+OVERLAPS = np.geomspace(1, 10, 12)[:, None]
+"""Exponents of the norm that are tried, a row for each; with the last it is about the larger of both."""
+OVERLAP_PRICE = 1e-3
+"""Relative error that an exponent of 2 has to save, as in the artifact of Pollux."""
 NETWORK_MARGIN = 1.1
 """How much slower than within a node the network is taken to be before it was seen."""
 LEAST_PASS = 0.01
 """Least part of a step that is no communication; times that a program takes itself may overlap."""
-_START = (0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
+FIXED_SHARE = 0.15
+"""Part of a pass that is taken not to depend on its samples while all had as many.
+
+Pollux takes a half. With that no training of a fixed batch ever looked as if it gained from a second GPU.
+"""
 _TINY = 1e-12
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Goodput:
     gradient: Gradient
     limits: BatchLimits
 
-    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the best goodput of each size, and its batch.
+    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the best goodput of each size, and its global batch.
 
         Goodput is in steps of the smallest batch a second.
         """
@@ -89,14 +91,13 @@ class Goodput:
         square, variance = self.gradient
         reached = (variance + square) / (variance / scale + square) / (step + accumulation * passes)
         reached = np.where((local >= limits.smallest_local) & (local <= limits.largest_local), reached, 0.0)
-        rows, columns = reached.argmax(axis=0), np.arange(len(gpus))
-        return reached[rows, columns], local[rows, columns], accumulation[rows, columns]
+        best = reached.argmax(axis=0), np.arange(len(gpus))
+        return reached[best], (share * gpus)[best]
 
     def choose_batch(self, nodes: int, gpus: int) -> GpuBatch:
         """Return the batch of the best goodput on so many GPUs."""
-        _, local, accumulation = self.best(nodes, gpus)
-        passes = int(accumulation[0]) + 1
-        return GpuBatch(min(int(local[0]), self.limits.largest // (gpus * passes)), passes - 1)
+        _, batch = self.best(nodes, gpus)
+        return self.limits.split(float(batch[0]), gpus)
 
 
 def learn_goodput(measured: Measured, gradient: Gradient | None, limits: BatchLimits) -> Goodput | None:
@@ -106,71 +107,46 @@ def learn_goodput(measured: Measured, gradient: Gradient | None, limits: BatchLi
 
 @lru_cache(maxsize=100_000)
 def fit_speed(measured: Measured) -> SpeedModel:
-    """Fit the time of a step to what was measured, in logarithms.
+    """Fit the time of a step to what was measured, by relative errors.
 
-    What was not tried yet is taken to be free, so that a training that does well is tried on more GPUs.
+    Passes are fitted first. With a given overlap, what a step took beyond them tells its communication, which is
+    linear, too. So only the overlap is searched for. What was not tried yet is taken to be free, so that a training
+    that does well is tried on more GPUs.
     """
     nodes, gpus, local = np.array([run for run, _ in measured], dtype=float).T
     step_s, sync_s = np.array([time for _, time in measured], dtype=float).T
     pass_s = np.maximum(step_s - sync_s, LEAST_PASS * step_s)
-    distributed, together = nodes > 1, (nodes == 1) & (gpus > 1)
-    start, low, high = np.array(_START), np.array([LEAST] * 6 + [1.0]), np.array([MOST_S] * 6 + [MOST_OVERLAP])
-    if len(np.unique(local)) == 1:
-        start[0] = low[0] = high[0] = pass_s.mean() / 2  # half of a pass is taken to be fixed
-    for unknown, seen in (((2, 3), distributed), ((4, 5), together), ((3, 5), gpus > 2)):
-        if not seen.any():
-            start[list(unknown)] = high[list(unknown)] = LEAST
-    data = (np.log(pass_s), np.log(step_s)), (local, np.maximum(gpus - 2, LEAST)), (distributed, together)
-    bounds = [*zip(np.log(low[:6]), np.log(high[:6]), strict=True), (low[6], high[6])]
-    begin = np.append(np.log(start[:6]), start[6])
-    # At SciPy's precision: a looser one halves the time, and made Pollux' rule 5 % worse on a workload.
-    found = minimize(_loss, begin, args=data, jac=True, bounds=bounds, method="L-BFGS-B").x
-    fitted = np.append(np.exp(found[:6]), found[6])
-    if not distributed.any():
-        fitted[2:4] = np.maximum(fitted[2:4], NETWORK_MARGIN * fitted[4:6])
-    return SpeedModel(*map(float, fitted))
+    fixed, sample = _fit_line(local, pass_s, 1 / pass_s)
+    if len({*local.tolist()}) == 1:
+        fixed, sample = FIXED_SHARE * fixed, (1 - FIXED_SHARE) * fixed / local[0]
+    further = np.maximum(gpus - 2, 0)
+    beyond = np.maximum(1 - (pass_s / step_s) ** OVERLAPS, _TINY) ** (1 / OVERLAPS)
+    lines = np.full((4, len(OVERLAPS)), LEAST)
+    wire = np.full(beyond.shape, LEAST)
+    for row, ran in (0, nodes > 1), (2, (nodes == 1) & (gpus > 1)):
+        if ran.any():
+            seen = beyond[:, ran]
+            weight = seen ** (OVERLAPS - 1) / step_s[ran]  # what a second of communication changes of the step
+            lines[row : row + 2] = base, slope = _fit_line(further[ran], seen * step_s[ran], weight)
+            wire[:, ran] = base[:, None] + slope[:, None] * further[ran]
+    off = np.log(((fixed + sample * local) ** OVERLAPS + wire**OVERLAPS) ** (1 / OVERLAPS) / step_s)
+    best = int((np.sqrt((off**2).mean(axis=1)) + OVERLAP_PRICE * (OVERLAPS[:, 0] - 1) ** 2).argmin())
+    fitted = np.maximum([fixed, sample, *lines[:, best], OVERLAPS[best, 0]], LEAST)
+    if not (nodes > 1).any():
+        fitted[2:4] = NETWORK_MARGIN * fitted[4:6]
+    return SpeedModel(*fitted.tolist())
 
 
-def _loss(
-    point: Floats, times: tuple[Floats, Floats], runs: tuple[Floats, Floats], links: tuple[Bools, Bools]
-) -> tuple[float, Floats]:
-    """Return the error of a model and its gradient.
+def _fit_line(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Fit a line along the last axis by weighted least squares.
 
-    Parameters
-    ----------
-    point : array
-        Parameters of the model as logarithms, but for the last.
-    times : pair of arrays
-        Logarithms of the measured passes and steps.
-    runs : pair of arrays
-        Samples of a GPU, and GPUs beyond the second.
-    links : pair of arrays
-        Whether they ran on several nodes, or on several GPUs of one.
+    Base and slope are not below 0.
     """
-    (pass_log, step_log), (local, further), (distributed, together) = times, runs, links
-    fixed, sample, network, network_gpu, node, node_gpu = np.exp(point[:6])
-    overlap = point[6]
-    passes = fixed + sample * local
-    wire = np.where(distributed, network + network_gpu * further, np.where(together, node + node_gpu * further, LEAST))
-    log_pass, log_wire = np.log(passes), np.log(wire)
-    log_step = np.logaddexp(overlap * log_pass, overlap * log_wire) / overlap
-    of_pass = np.exp(overlap * (log_pass - log_step))
-    off_pass, off_step = log_pass - pass_log, log_step - step_log
-    error_pass, error_step = (np.sqrt((off**2).mean() + _TINY) for off in (off_pass, off_step))
-    slope_pass, slope_step = off_pass / (len(local) * error_pass), off_step / (len(local) * error_step)
-    by_pass = (slope_pass + slope_step * of_pass) / passes
-    by_wire = slope_step * (1 - of_pass) / wire
-    by_overlap = slope_step * (of_pass * log_pass + (1 - of_pass) * log_wire - log_step) / overlap
-    ratios = (network_gpu / network) ** 2, (node_gpu / node) ** 2
-    slope = np.array(
-        [
-            fixed * by_pass.sum(),
-            sample * (by_pass * local).sum(),
-            network * (by_wire * distributed).sum() - 2e-2 * ratios[0],
-            network_gpu * (by_wire * distributed * further).sum() + 2e-2 * ratios[0],
-            node * (by_wire * together).sum() - 2e-2 * ratios[1],
-            node_gpu * (by_wire * together * further).sum() + 2e-2 * ratios[1],
-            by_overlap.sum() + 2e-3 * (overlap - 1),
-        ]
-    )
-    return error_pass + error_step + 1e-3 * (overlap - 1) ** 2 + 1e-2 * sum(ratios), slope
+    square = weight**2
+    ones, xs, xxs = square.sum(-1), (square * x).sum(-1), (square * x * x).sum(-1)
+    ys, xys = (square * y).sum(-1), (square * x * y).sum(-1)
+    spread = ones * xxs - xs**2
+    varied = spread > ROUNDING * ones * xxs
+    slope = np.where(varied, np.maximum(ones * xys - xs * ys, 0) / np.where(varied, spread, 1), 0)
+    base = (ys - slope * xs) / ones
+    return np.maximum(base, 0), np.where(base < 0, xys / np.where(varied, xxs, 1), slope)

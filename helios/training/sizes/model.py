@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +89,14 @@ Measured = tuple[tuple[StepRun, StepTime], ...]
 """Steps that were measured, sorted, each kind once."""
 
 
+def mean_times(measured: Iterable[Measured]) -> Measured:
+    """Return the mean time of each kind of step."""
+    times = defaultdict[StepRun, list[StepTime]](list)
+    for run, time in chain.from_iterable(measured):
+        times[run].append(time)
+    return tuple((run, StepTime(*map(fmean, zip(*found, strict=True)))) for run, found in sorted(times.items()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticState:
     """What a training that may change its size has shown, and what its owner says.
@@ -113,6 +125,12 @@ class ElasticState:
         Steps that it has taken, sorted. Empty before the first.
     gradient : Gradient, optional
         Of the last steps.
+    batch : int, optional
+        Samples of the last step, over all devices.
+    work : float, optional
+        Progress from its begin to its end.
+    epochs : float, optional
+        All of its epochs.
     change_s : float
         How long it stands still when its devices change, s.
     kept_until_s : float
@@ -129,6 +147,9 @@ class ElasticState:
     remaining: float | None = None
     measured: Measured = ()
     gradient: Gradient | None = None
+    batch: int | None = None
+    work: float | None = None
+    epochs: float | None = None
     change_s: float = 30.0
     least: int = 1
     kept_until_s: float = 0.0

@@ -6,7 +6,7 @@ about a millisecond, and no search is needed.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
@@ -84,51 +84,58 @@ def place(snapshot: ElasticSnapshot, sizes: Mapping[int, int]) -> dict[int, Plac
     only where another finds no room. Jobs of a node and more have whole nodes, so that at most one distributed job is
     on a node. Where nodes differ, one may get fewer than chosen, or none.
     """
-    full = snapshot.gpus_per_node
-    placed = {job.name: job.placement for job in snapshot.jobs if 0 < sizes.get(job.name, 0) == len(job.placement)}
-    free = Counter(dict(enumerate(snapshot.nodes)))
-    for placement in placed.values():
-        free.subtract(placement)
-    waiting = {name: size for name, size in sizes.items() if size and name not in placed}
-    least = {job.name: job.state.least for job in snapshot.jobs}
-    own = {job.name: {*job.placement} for job in snapshot.jobs}
+    full, nodes = snapshot.gpus_per_node, range(len(snapshot.nodes))
+    placed: dict[int, Placement] = {}
+    on_node = defaultdict[int, set[int]](set)
+    free = [*snapshot.nodes]
 
-    def smaller(node: int, share: int) -> list[tuple[int, int]]:
+    def put(name: int, gpus: Placement) -> None:
+        placed[name] = gpus
+        for node in gpus:
+            on_node[node].add(name)
+            free[node] -= 1
+
+    def take(name: int) -> None:
+        for node in placed.pop(name):
+            on_node[node].discard(name)
+            free[node] += 1
+
+    def movable(node: int, share: int) -> list[tuple[int, int]]:
         """Return smaller jobs of a node, as two of a size could take turns."""
-        return sorted((len(gpus), name) for name, gpus in placed.items() if gpus[0] == node and len(gpus) < share)
+        return sorted((len(placed[name]), name) for name in on_node[node] if len(placed[name]) < share)
 
-    def vacate(node: int, share: int) -> None:
-        """Move small jobs off a node until it has room."""
-        for size, name in smaller(node, share):
-            if free[node] >= share:
-                break
-            waiting[name] = size
-            free.update(placed.pop(name))
-
+    for job in snapshot.jobs:
+        if 0 < sizes.get(job.name, 0) == len(job.placement):
+            put(job.name, job.placement)
+    waiting = {name: size for name, size in sizes.items() if size and name not in placed}
+    jobs = {job.name: job for job in snapshot.jobs}
     while waiting:
         name = max(waiting, key=waiting.__getitem__)
-        size = waiting.pop(name)
+        size, least, own = waiting.pop(name), jobs[name].state.least, {*jobs[name].placement}
         share = min(size, full)
-        whole = {node for gpus in placed.values() if len(gpus) >= full for node in gpus}
         chosen: list[int] = []
         for _ in range(max(size // full, 1)):
-            open_nodes = [
-                node
-                for node in range(len(snapshot.nodes))
-                if node not in {*whole, *chosen} and free[node] + sum(n for n, _ in smaller(node, share)) >= share
-            ]
-            fitting = [node for node in open_nodes if free[node] >= share]
-            if not open_nodes:
+            fitting = [node for node in nodes if free[node] >= share and node not in chosen]
+            if kept := [node for node in fitting if node in own] or fitting:
+                chosen.append(min(kept, key=free.__getitem__))
+                continue
+            rooms = {
+                node: free[node] + sum(placed[other].count(node) for _, other in movable(node, share))
+                for node in nodes
+                if node not in chosen
+            }
+            node = max((node for node, room in rooms.items() if room >= share), key=free.__getitem__, default=None)
+            if node is None:
                 break
-            kept = [node for node in fitting if node in own[name]] or fitting
-            node = min(kept, key=free.__getitem__) if kept else max(open_nodes, key=free.__getitem__)
-            vacate(node, share)
+            for held, other in movable(node, share):
+                if free[node] < share:
+                    waiting[other] = held
+                    take(other)
             chosen.append(node)
-        if len(chosen) * share >= least[name]:
-            placed[name] = tuple(sorted(chosen * share))
-            free.subtract(placed[name])
-        elif size > least[name]:
-            waiting[name] = max(size // 2, least[name])
+        if len(chosen) * share >= least:
+            put(name, tuple(sorted(chosen * share)))
+        elif size > least:
+            waiting[name] = max(size // 2, least)
     return placed
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from helios.app.reports import ReportQuery, open_context, queue_report, usage_report
-from helios.app.series import MOST_GROUPS, OTHERS, By, SeriesFrame, series
+from helios.app.series import MOST_GROUPS, OTHERS, By, SeriesFrame, Step, series
 from helios.model import Batch, in_submission_order
 from helios.warehouse import Warehouse
 from helios.warehouse.revisions import LIVE_SOURCE
@@ -61,9 +61,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return made
 
 
-def days_of(url: str, by: By, *, since: str = "2025-10-24", until: str = "2025-10-31") -> SeriesFrame:
+def days_of(
+    url: str, by: By, *, since: str = "2025-10-24", until: str = "2025-10-31", step: Step | None = "day"
+) -> SeriesFrame:
     with open_context(ReportQuery(url=url, now=NOW, start=since, end=until)) as context:
-        return series(context, by=by)
+        return series(context, by=by, step=step)
 
 
 @pytest.mark.parametrize("by", ["partition", "account"])
@@ -112,10 +114,19 @@ def test_others_sum_what_is_not_named(url: str) -> None:
 
 
 def test_a_window_above_400_days_is_given_by_month(url: str) -> None:
-    found = days_of(url, "", since="2024-09-15")
+    found = days_of(url, "", since="2024-09-15", step=None)
     assert found.step == "month"
     assert found.rows["day"].iloc[:2].tolist() == [
         pd.Timestamp("2024-09-15", tz=ZONE),
         pd.Timestamp("2024-10-01", tz=ZONE),
     ]
     assert found.rows["submitted"].sum() == days_of(url, "", since="2025-10-01").rows["submitted"].sum()
+
+
+def test_a_window_below_four_days_is_given_by_hour(url: str) -> None:
+    found = days_of(url, "", since="2025-10-26T00:30+02:00", until="2025-10-26T23:59+01:00", step=None)
+    assert (found.step, len(found.rows)) == ("hour", 25)
+    assert found.rows["day"].iloc[:2].dt.minute.tolist() == [30, 0]
+    day = days_of(url, "", since="2025-10-26T00:30+02:00", until="2025-10-26T23:59+01:00")
+    for name in ("cpu_hours", "submitted", "gpu_hours_waited"):
+        assert found.rows[name].sum() == pytest.approx(day.rows[name].sum(), abs=1e-5)

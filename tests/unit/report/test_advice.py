@@ -45,7 +45,7 @@ def kinds(found: list[Advice]) -> list[str]:
 def used(count: int, **overrides: Any) -> pd.DataFrame:
     row = {"user": "alice", "partition": "gpu", "name": "train", "state": "COMPLETED", "run_time_s": HOUR_S}
     row |= {"nodes": 1.0, "gpus": 1.0, "cpus": 8.0, "memory_mib": 64 * 1024.0}
-    row |= {"cpu_s": 7.5 * HOUR_S, "used_memory_mib": 60 * 1024.0, "gpu_percent": np.nan}
+    row |= {"cpu_s": 7.5 * HOUR_S, "used_memory_mib": 60 * 1024.0}
     return pd.DataFrame([{"job_id": str(number)} | row | overrides for number in range(count)])
 
 
@@ -122,17 +122,6 @@ def test_memory_and_cpus_that_were_never_used_are_named() -> None:
     assert usage_advice(used(30, used_memory_mib=10 * 1024.0, run_time_s=60.0)) == []
 
 
-def test_gpus_that_were_never_busy_are_named_if_they_were_measured() -> None:
-    assert usage_advice(used(30, gpu_percent=np.nan)) == []
-    assert usage_advice(used(30, gpu_percent=5.0)) == []
-    (idle,) = usage_advice(used(6, gpu_percent=0.0))
-    assert (idle.kind, idle.option, idle.interval.high) == ("gpus_unused", "no GPU", pytest.approx(1.0))
-    assert usage_advice(used(4, gpu_percent=0.0)) == []
-    (half,) = usage_advice(used(30, gpus=4.0, gpu_percent=100.0))
-    assert half.option == "--gres=gpu:1"
-    assert usage_advice(used(10, gpus=4.0, gpu_percent=100.0)) == []
-
-
 def test_what_slurm_printed_of_use_is_read() -> None:
     frame = read_usage(PRINTED).set_index("job_id")
     assert list(frame.index) == ["1", "22"]
@@ -147,22 +136,33 @@ def test_what_slurm_printed_of_use_is_read() -> None:
     assert first["memory_mib"] == 4096
     assert first["used_memory_mib"] == pytest.approx(324276224 / 1024**2)
     assert first["cpu_s"] == 4
-    assert np.isnan(first["gpu_percent"])
 
 
 def test_use_is_summed_over_steps_and_units_are_read() -> None:
     had = "cpu=4,gres/gpu=2,mem=16G,node=1"
-    text = f"""5|bob|gpu|TIMEOUT|7200|{had}|1-00:00:10||||a|b
-5.batch|||TIMEOUT|7200|{had}|00:10.500|1|1024K|mem=2G,gres/gpumem=1G,gres/gpuutil=0|batch
-5.0|||COMPLETED|7000|{had}|01:00:00|4|512M||srun
-6|bob|gpu|RUNNING|7200|{had}|00:00:00||||a
-7|bob|gpu|COMPLETED|7200|{had}|00:00:00||||nothing gathered"""
+    text = f"""5|bob|gpu|TIMEOUT|7200|{had}|1-00:00:10|||a|b
+5.batch|||TIMEOUT|7200|{had}|00:10.500|1|2G|batch
+5.0|||COMPLETED|7000|{had}|01:00:00|4|512M|srun
+6|bob|gpu|RUNNING|7200|{had}|00:00:00|||a
+7|bob|gpu|COMPLETED|7200|{had}|00:00:00|||nothing gathered"""
     frame = read_usage(text).set_index("job_id")
     assert list(frame.index) == ["5", "7"]
     assert frame.loc["5", "name"] == "a|b"
-    assert frame.loc["5", "used_memory_mib"] == 2048 + 4 * 512
-    assert (frame.loc["5", "cpu_s"], frame.loc["5", "gpu_percent"]) == (3610, 0)
+    assert (frame.loc["5", "used_memory_mib"], frame.loc["5", "cpu_s"]) == (2048 + 4 * 512, 3610)
     assert np.isnan(frame.loc["7", "used_memory_mib"]) and np.isnan(frame.loc["7", "cpu_s"])
+
+
+def test_the_last_poll_of_slurm_is_not_what_a_job_used() -> None:
+    header = "JobIDRaw|User|Partition|State|ElapsedRaw|AllocTRES|TotalCPU|NTasks|MaxRSS|TRESUsageInTot|JobName"
+    had, last = "cpu=8,gres/gpu=1,mem=64G,node=1", "cpu=07:30:00,gres/gpumem=9G,gres/gpuutil=0,mem=1G"
+    jobs = [
+        f"{number}|bob|gpu|COMPLETED|3600|{had}|07:30:00||||train\n"
+        f"{number}.batch|||COMPLETED|3600|{had}|07:30:00|1|60G|{last}|batch\n"
+        for number in range(25)
+    ]
+    use = read_usage(f"{header}\n{''.join(jobs)}")
+    assert use["used_memory_mib"].unique().tolist() == [60 * 1024]
+    assert usage_advice(use) == []
 
 
 def test_a_file_of_something_else_is_refused_with_the_command(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_file_of_something_else_is_refused_with_the_command(tmp_path: Path) ->
     path.write_text("JobID|State\n1|COMPLETED\n")
     with pytest.raises(UsageError, match="No line has the fields") as refused:
         usage_of_file(path)
-    assert "TRESUsageInTot" in refused.value.hint
+    assert "MaxRSS,JobName" in refused.value.hint
 
 
 def test_a_user_sees_own_jobs_and_the_most_hours_come_first() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from helios.training import past_runs
-from helios.training.model import TrialState
+from helios.training.model import Device, TrialState
+from helios.training.past_runs import shown_sizes
+from helios.training.pool.state import read_runs
 from helios.training.run import run_pool
 from helios.warehouse import Warehouse
 from tests.waiting import until
@@ -63,3 +66,13 @@ def test_a_database_that_fails_does_not_fail_the_pool(sweep: Path, monkeypatch: 
     found = run_pool(sweep, kind="cpu", slots=2, database="sqlite:///none.db")
     assert {trial["state"] for trial in found.trials} == {TrialState.FINISHED}
     assert len(tried) >= 2
+
+
+def test_sizes_shown_on_other_devices_are_left_out(sweep: Path) -> None:
+    sweep.with_name("go").touch()
+    run_pool(sweep, kind="cpu", slots=2)
+    run, *_ = read_runs(sweep.with_suffix(".pool"))
+    device = Device(name="cpu:0", kind=run.device_kind, memory_mib=1.0, model=run.device_model)
+    known = [replace(run, sizes={"smallest": 32})]
+    assert shown_sizes(known, device) == {run.family: [{"smallest": 32}]}
+    assert shown_sizes(known, replace(device, model="another")) == {}

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from helios.model.trial_runs import CurvePoint
-from helios.web.server import Access, web_application
+from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_trial_run
 from tests.unit.app.sites import FakeSite

@@ -24,8 +24,10 @@ from helios.private_files import read_secret
 from helios.report.stored_study import study_path
 from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES
-from helios.web.server import Access, openapi, web_application
+from helios.web.application import Access, web_application
+from helios.web.openapi import openapi
+from helios.web.pages import queue as queue_pages
+from helios.web.routes import ROUTES
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import FakeNodeSite
@@ -58,6 +60,20 @@ def client(fake_site: FakeSite, **access: object) -> TestClient:
 def web(fake_site: FakeSite) -> Iterator[TestClient]:
     with client(fake_site) as found:
         yield found
+
+
+def test_tabs_of_one_reader_cost_one_page_of_the_queue(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(queue_pages, "_counts", lambda *given, real=queue_pages._counts: made.append(1) or real(*given))
+    with client(fake_site) as web:
+        for _ in range(8):
+            assert web.get("/queue", headers=HTML).status_code == 200
+    assert len(made) == 1
+
+
+def test_a_window_that_ended_long_ago_says_so(web: TestClient) -> None:
+    assert "This window ended on" not in web.get("/users?from=now-4weeks&to=now-1hours", headers=HTML).text
+    assert ", 14 days ago." in web.get("/users?from=now-4weeks&to=now-14days", headers=HTML).text
 
 
 def test_the_queue_is_there_with_predictions_and_places(fake_site: FakeSite, web: TestClient) -> None:
@@ -108,7 +124,7 @@ def test_use_is_counted_by_user_and_a_user_has_a_page(web: TestClient) -> None:
     assert {row["group"]: row["jobs"] for row in rows} == {"alice": 40, "bob": 40}
     only = web.get("/users?user=bob", headers=JSON).json()["rows"]
     assert [row["group"] for row in only] == ["bob"]
-    assert web.get("/users/bob", headers=JSON).json()["use"]["rows"][0]["jobs"] == 40
+    assert web.get("/users/bob", headers=JSON).json()["by_partition"][0]["jobs"] == 40
 
 
 def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
@@ -171,7 +187,7 @@ def test_a_user_of_a_proxy_sees_the_own_jobs_alone(fake_site: FakeSite) -> None:
         assert (refused.status_code, "bob" in refused.text) == (404, False)
         assert web.get("/jobs/404404", headers=alice).text == refused.text.replace(his, "404404")
         assert web.get("/users/alice", headers=alice).status_code == 200
-        for path in ("/users", "/users/bob", "/accounts", "/queue", "/decisions", "/reports", "/reports/x.html"):
+        for path in ("/users", "/users/bob", "/accounts", "/waiting", "/decisions", "/reports", "/reports/x.html"):
             assert web.get(path, headers=alice).status_code == 404
         assert len(web.get("/", headers=root).json()["queue"]) == 2
         # Without the proxy's token a header is worth nothing.
@@ -294,7 +310,7 @@ def test_an_admin_sees_all_advice_and_a_user_their_own(fake_site: FakeSite) -> N
         only = web.get("/advice?user=bob", headers=of["root"]).json()
         assert {one["user"] for one in only["advice"]} == {"bob"}
         page = web.get("/advice", headers={**HTML, "X-Remote-User": "alice"}).text
-        assert "--time=01:15:00" in page and "Evidence: 30 jobs" in page
+        assert "--time=01:15:00" in page and "the middle 8 of 10 ran: 1 h to 1 h" in page
         assert web.get("/study", headers=of["alice"]).status_code == 404
 
 

@@ -22,16 +22,17 @@ from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import PREDICTIONS
 from helios.report.stored_study import study_path
 from helios.warehouse import Warehouse
-from helios.web.pages import ROUTES
-from helios.web.server import Access, web_application
-from helios.web.site import Reader, Site
+from helios.web.application import Access, web_application
+from helios.web.page import Reader
+from helios.web.routes import ROUTES
+from helios.web.site import Site
 from tests.builders import a_batch, a_job, a_trial_run
 from tests.unit.app.sites import FakeSite
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 
 PROXY: dict[str, Any] = {"user_header": "X-Remote-User", "admins": frozenset({"root"})}
 DECLARED = {name for route in ROUTES for name in route.query}
-UNDECLARED = {"cluster", "job"}
+UNDECLARED = {"cluster", "job", "q", "sort", "find"}
 VALUES = {
     "user": ("bob", "eve", ""),
     "account": ("lab", "bobs"),
@@ -40,6 +41,8 @@ VALUES = {
     "to": ("now", "now-1days"),
     "by": ("all", "size", "partition"),
     "result": ("done", "would"),
+    "q": ("bob", "eve", "bobs", "9002", "node1"),
+    "sort": ("-Jobs",),
 }
 OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start")
 """What the page of an own job that waits or runs tells of everybody's jobs (docs/web.md)."""
@@ -119,10 +122,14 @@ class SharedSite:
             "job": (*states, f"{self.ended['bob']}_3", "404404", "4711_[1-3]"),
             "user": ("eve", "bob", "nobody"),
             "node": ("node1",),
+            "partition": ("gpu", "bobs", "nowhere"),
+            "account": ("lab", "bobs"),
             "pool": ("eves", "bobs", "nobodys"),
-            "file": ("night.html", "study-dev.json"),
+            "file": ("night.html", "study-dev.json", "helios.css"),
         }
         for route in web.app.application.routes:  # type: ignore[attr-defined]  # a new page is asked for, too
+            if route.path.startswith("/static/"):  # the same for everybody
+                continue
             names = re.findall(r"\{(\w+)\}", route.path)
             for chosen in itertools.product(*(values[name] for name in names)):
                 yield re.sub(r"\{(\w+)\}", "{}", route.path).format(*(quote(value) for value in chosen))
@@ -145,7 +152,15 @@ class SharedSite:
                     hidden = OF_QUEUE if is_live else ()
                     values = {name: value for name, value in told.json().items() if name not in hidden}
                     found[path + query, "json"] = told.status_code, values
-                for query in ("", "?user=bob", "?from=2001-01-01", "?from=now-1hours"):
+                for query in (
+                    "",
+                    "?user=bob",
+                    "?from=2001-01-01",
+                    "?from=now-1hours",
+                    "?format=csv",
+                    "?q=bob",
+                    "?q=bobs",
+                ):
                     page = web.get(path + query, headers={**HTML, "X-Remote-User": user})
                     text = SENTENCES_OF_QUEUE.sub("", page.text) if is_live else page.text
                     found[path + query, "html"] = page.status_code, text
@@ -202,8 +217,13 @@ def test_a_user_sees_the_own_jobs_and_their_numbers(shared: SharedSite) -> None:
 def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedSite, user: str) -> None:
     with client(shared.fake_site, **PROXY) as web:
         as_user = {**HTML, "X-Remote-User": user}
-        menu = re.findall(r'<li><a href="([^"]+)"', web.get("/", headers=as_user).text)
-        assert len(menu) == (5 if user == "eve" else 14)
+        places = re.findall(r'<li><a href="([^"]+)"', web.get("/", headers=as_user).text)
+        menu = {
+            path
+            for place in places
+            for path in re.findall(r'<li><a href="([^"?]+)"', web.get(place, headers=as_user).text)
+        }
+        assert len(menu) == (7 if user == "eve" else 16)
         for path in menu:
             page = web.get(path, headers=as_user)
             assert page.status_code in ({200} if user == "eve" else {200, 503})

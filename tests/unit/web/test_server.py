@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, UsageError
-from helios.web import server as web_server
-from helios.web.server import MOST_OF_READER, MOST_READERS, Access, open_server
+from helios.web import application as web_application
+from helios.web.application import FOLLOWS, MOST_OF_READER, MOST_READERS, Access
+from helios.web.server import open_server
 from tests.waiting import TEST_TIMEOUT_S, until
 
 TOKEN = "a token of this test"
@@ -158,7 +160,7 @@ def test_a_page_of_few_descriptors_answers_and_complains_once(tmp_path: Path) ->
         page.end()
 
 
-async def status(application: web_server.ASGIApp, *, token: str = TOKEN, user: str = "") -> int:
+async def status(application: ASGIApp, *, token: str = TOKEN, user: str = "", follows: bool = False) -> int:
     """Return the status of an answer to a reader."""
     sent: list[Any] = []
 
@@ -167,6 +169,7 @@ async def status(application: web_server.ASGIApp, *, token: str = TOKEN, user: s
 
     headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
     headers += [(b"x-remote-user", user.encode())] if user else []
+    headers += [(FOLLOWS.encode(), b"1")] if follows else []
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
     await application(scope, _nothing, send)
     return int(sent[0]["status"])
@@ -181,7 +184,7 @@ def test_one_user_does_not_keep_the_others_waiting() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
         access = Access(token=TOKEN, user_header="X-Remote-User")
-        application = web_server._Admission(slow, access)
+        application = web_application._Admission(slow, access)
         many = [asyncio.create_task(status(application, user="eve")) for _ in range(MOST_READERS)]
         other = asyncio.create_task(status(application, user="bob"))
         while sum(task.done() for task in many) < MOST_READERS - MOST_OF_READER:
@@ -189,6 +192,29 @@ def test_one_user_does_not_keep_the_others_waiting() -> None:
         go.set()
         assert sorted(await asyncio.gather(*many)) == [200] * MOST_OF_READER + [503] * (MOST_READERS - MOST_OF_READER)
         assert await other == 200 and await status(application, user="eve") == 200
+
+    asyncio.run(run())
+
+
+def test_sixty_four_tabs_that_follow_keep_nobody_waiting() -> None:
+    async def run() -> None:
+        go = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        application = web_application._Admission(slow, Access(token=TOKEN, user_header="X-Remote-User"))
+        users = [f"user{number % 8}" for number in range(64)]
+        tabs = [asyncio.create_task(status(application, user=user, follows=True)) for user in users]
+        while sum(task.done() for task in tabs) < 64 - web_application.MOST_FOLLOWERS:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(status(application, user="bob"))
+        while not other.done() and application._readers <= web_application.MOST_FOLLOWERS:
+            await asyncio.sleep(0)
+        go.set()
+        assert await other == 200
+        assert sorted(await asyncio.gather(*tabs)) == [200] * 32 + [503] * 32
 
     asyncio.run(run())
 
@@ -203,13 +229,13 @@ def test_few_readers_are_answered_at_once_and_strangers_do_not_wait() -> None:
             at_once.pop()
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        application = web_server._Admission(slow, Access(token=TOKEN))
+        application = web_application._Admission(slow, Access(token=TOKEN))
         readers = [asyncio.create_task(status(application)) for _ in range(MOST_READERS)]
-        while len(at_once) < web_server.ANSWERED_AT_ONCE:
+        while len(at_once) < web_application.ANSWERED_AT_ONCE:
             await asyncio.sleep(0)
         assert await status(application, token="another token of a test") == 401
         assert await status(application) == 503
-        assert len(at_once) == web_server.ANSWERED_AT_ONCE
+        assert len(at_once) == web_application.ANSWERED_AT_ONCE
         go.set()
         assert set(await asyncio.gather(*readers)) == {200}
 

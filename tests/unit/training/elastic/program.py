@@ -6,6 +6,9 @@ import argparse
 import hashlib
 import json
 import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +29,17 @@ given = parser.parse_args()
 width = int(given.width_file.read_text()) if given.width_file else 16
 
 
+def obey() -> None:
+    """Do what a file orders the worker in this place to."""
+    order = given.out / f"order-{os.environ.get('RANK', '0')}"
+    if order.exists():
+        text = order.read_text()
+        order.unlink()
+        if text == "end":
+            sys.exit(0)
+        time.sleep(100_000)
+
+
 def digest(training: elastic.Training) -> str:
     """Return a hash of all that should be the same for all workers."""
     parts = hashlib.sha256()
@@ -38,6 +52,8 @@ def digest(training: elastic.Training) -> str:
     return parts.hexdigest()
 
 
+torch.__version__ = os.environ.get("TORCH", torch.__version__)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 torch.manual_seed(os.getpid())  # workers that are not told begin differently
 inputs = torch.randn(given.samples, 8, generator=torch.Generator().manual_seed(1))
 target = (inputs[:, :2].sum(1) > 0).long()
@@ -62,6 +78,7 @@ for epoch in training:
     for x, y in epoch:
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
+        obey()
         seen, lost = seen + len(x), lost + loss.item() * len(x)
         if training.step():
             schedule.step()

@@ -16,6 +16,14 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("program.py")
+HUNG_S = 15.0
+"""After which a worker is lost in these runs."""
+LAUNCHER = f"""
+import sys
+from helios.training.elastic import __main__, launcher
+launcher.HUNG_S = {HUNG_S}
+sys.exit(__main__.main(sys.argv[1:]))
+"""
 
 
 class Run:
@@ -36,7 +44,7 @@ class Run:
         }
         with (folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "helios.training.elastic", str(PROGRAM), "--out", str(folder), *words],
+                [sys.executable, "-c", LAUNCHER, str(PROGRAM), "--out", str(folder), *words],
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
@@ -85,8 +93,11 @@ class Run:
     def resize(self, devices: int, **details: Any) -> dict[str, Any]:
         """Request a size, and return the answer."""
         self.number += 1
-        number = self.number
-        self.request("resize", number=number, devices=[{}] * devices, **details)
+        self.request("resize", number=self.number, devices=[{}] * devices, **details)
+        return self.answer(self.number)
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """Wait for the answer to a request of a size."""
 
         def answers() -> list[dict[str, Any]]:
             return [report["elastic"] for report in self.reports() if report.get("answer") == "resize"]
@@ -96,12 +107,30 @@ class Run:
         assert found, self.log
         return found[0]
 
-    def kill(self, place: int) -> None:
-        """Kill the worker in this place, and wait until others go on."""
+    def worker(self, place: int) -> int:
+        """Return the process of the worker in this place."""
         steps = self.steps()
         latest = [worker for step in sorted(steps, reverse=True) for worker in steps[step]]
-        victim = next(worker["pid"] for worker in latest if worker["rank"] == place)
-        os.kill(victim, signal.SIGKILL)
+        return next(int(worker["pid"]) for worker in latest if worker["rank"] == place)
+
+    def kill(self, place: int) -> None:
+        """Kill the worker in this place, and wait until others go on."""
+        os.kill(self.worker(place), signal.SIGKILL)
+        self.wait_for_steps()
+
+    def order(self, place: int, text: str) -> None:
+        """Order a worker to ``end``, or to ``hang``."""
+        partial = self.folder / "order"
+        partial.write_text(text)
+        partial.replace(self.folder / f"order-{place}")
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Return what was reported of workers that were lost."""
+        return [report["elastic"] for report in self.reports() if "lost" in report.get("elastic", {})]
+
+    def wait_for_losses(self, count: int) -> None:
+        """Wait until so many workers were lost, and others go on."""
+        until(lambda: self.process.poll() is not None or len(self.losses()) >= count)
         self.wait_for_steps()
 
     def end(self, request: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from helios.errors import UsageError
 from helios.training.elastic import fit_hugging_face, fit_lightning
+from helios.training.elastic.adapters import CALLED
+from helios.training.lightning_modules import HOOKS
 
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 TARGET = (INPUTS[:, 0] > 0).long()
@@ -94,13 +97,13 @@ def test_what_needs_lightnings_own_loop_is_refused(configured: str, message: str
         fit_lightning(Net(configured), DATA, batch=16, epochs=2)
 
 
-def test_a_hook_that_nobody_would_call_is_refused() -> None:
-    class Hooked(Net):
-        def optimizer_step(self) -> None:
-            """Do something of its own."""
-
-    with pytest.raises(UsageError, match=r"Hooked.optimizer_step would not be called"):
-        fit_lightning(Hooked(), DATA, batch=16, epochs=2)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_lightning_is_called_or_refused(hook: str) -> None:
+    called: list[str] = []
+    kind = type("Hooked", (Net,), {hook: lambda *_: called.append(hook)})
+    with nullcontext() if hook in CALLED else pytest.raises(UsageError, match=f"Hooked has the hook {hook}, "):
+        fit_lightning(kind(), DATA, batch=16, epochs=2, validation=DataLoader(DATA, batch_size=32))
+    assert set(called) == {hook} & set(CALLED)
 
 
 class Rows(Dataset[Mapping[str, Any]]):  # type: ignore[misc]  # torch is not followed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -45,4 +47,22 @@ def test_a_request_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> 
     with Run(tmp_path, 1, "--epochs", "1000") as run:
         run.request_file.write_text(content)
         run.wait_for_steps()
+        assert run.resize(2)["devices"] == 2, run.log
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "huge"])
+def test_what_is_no_request_does_not_stop_a_training(tmp_path: Path, kind: str) -> None:
+    with Run(tmp_path, 1, "--epochs", "1000") as run, socket.socket(socket.AF_UNIX) as listener:
+        run.wait_for_steps()
+        if kind == "fifo":
+            os.mkfifo(run.request_file)
+        elif kind == "socket":
+            listener.bind(str(run.request_file))
+        elif kind == "folder":
+            run.request_file.mkdir()
+        else:
+            with run.request_file.open("wb") as file:
+                file.truncate(1 << 33)
+        run.wait_for_steps(20)
+        run.request_file.rmdir() if kind == "folder" else run.request_file.unlink()
         assert run.resize(2)["devices"] == 2, run.log

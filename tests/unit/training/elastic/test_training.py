@@ -44,7 +44,7 @@ def test_a_checkpoint_is_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_checkpoint_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HELIOS_CHECKPOINTS", str(tmp_path))
     make().save()
-    with pytest.raises(UsageError, match=r"another model: 0.bias is \(1,\) torch.float32, here \(2,\)"):
+    with pytest.raises(UsageError, match=r"another model: in it 0.bias is \(1,\) torch.float32 and not \(2,\)"):
         make(2)
 
 

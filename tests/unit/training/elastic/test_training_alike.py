@@ -93,4 +93,4 @@ def test_a_model_that_was_edited_meanwhile_is_refused(tmp_path: Path) -> None:
         width.write_text("32")
         refused = run.resize(2)["refused"]
         run.wait_for_steps()
-    assert refused == "worker 1 has another model: 0.bias is (32,) torch.float32 and not (16,) torch.float32"
+    assert refused == "worker 1 differs, 0.bias is (32,) torch.float32 and not (16,) torch.float32"

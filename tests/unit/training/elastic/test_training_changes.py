@@ -41,8 +41,7 @@ def test_no_step_is_left_out(changed: Run) -> None:
 
 
 def test_workers_that_died_are_reported(changed: Run) -> None:
-    lost = [report["elastic"] for report in changed.reports() if "lost" in report.get("elastic", {})]
-    assert [(each["devices"], each["kept"]) for each in lost] == [(3, [0, 2, 3]), (2, [1, 2])]
+    assert [(each["devices"], each["kept"]) for each in changed.losses()] == [(3, [0, 2, 3]), (2, [1, 2])]
 
 
 def test_the_first_worker_reports_times_and_noise(changed: Run) -> None:

@@ -130,6 +130,11 @@ class Hooked(Net):
         """Do something that nobody would call."""
 
 
+class Fitted(Net):
+    def on_fit_start(self) -> None:
+        """Do something that nobody would call."""
+
+
 class Manual(Net):
     automatic_optimization = False
 
@@ -147,6 +152,7 @@ def decaying(module: nn.Module) -> dict[str, Any]:
     ("module", "message"),
     [
         (lambda: Hooked(0.1), "hook on_after_backward"),
+        (lambda: Fitted(0.1), "hook on_fit_start"),
         (lambda: Manual(0.1), "manual optimization"),
         (lambda: Net(0.1, optimizers=lambda m: [adam(m), adam(m)]), "2 optimisers"),
         (lambda: Net(0.1, optimizers=lambda m: torch.optim.RMSprop(m.parameters())), "RMSprop cannot"),

@@ -3,8 +3,9 @@
 It makes a step every twentieth of a second until ``go`` is there, and notes what it was given in ``seen``. ``HOW`` is
 ``takes`` or ``refuses`` for its answer to a resize, ``deaf`` for none, or ``plain`` for a program without the agent.
 ``slow`` takes when ``answer`` is there, ``large`` takes 250 MiB with its first change, and keeps them.
-``late`` takes a growth two seconds too late. ``takes`` loses a worker when ``lose`` is there. ``kills`` kills what
-started it on a node that is not the first. ``lies`` takes, and tells again and again what cannot be.
+``late`` takes a growth two seconds too late, and ``mute`` takes without an answer. ``takes`` loses a worker when
+``lose`` is there. ``kills`` kills what started it on a node that is not the first. ``lies`` takes, and tells again and
+again what cannot be. On a full disk it trains on, as programs with the agent do.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 how = sys.argv[1]
@@ -24,7 +26,7 @@ answered, checkpointed, taken = None, False, b""
 
 
 def report(**values):
-    with Path(os.environ["HELIOS_REPORT"]).open("a") as file:
+    with suppress(OSError), Path(os.environ["HELIOS_REPORT"]).open("a") as file:
         file.write(json.dumps({**values, "time_s": time.time()}) + "\n")
 
 
@@ -35,8 +37,9 @@ def note(**values):
 
 def save():
     partial = checkpoint.with_name(f".{os.getpid()}")
-    partial.write_text(str(step))
-    partial.rename(checkpoint)
+    with suppress(OSError):
+        partial.write_text(str(step))
+        partial.rename(checkpoint)
 
 
 note(given=given, device=os.environ["HELIOS_DEVICE"])
@@ -83,7 +86,8 @@ while not Path("go").exists():
             devices = request["devices"]
             pause_s = float("nan") if how == "lies" else 0.25
             taken = b"x" * (250 * 2**20) if how == "large" else b""
-            report(answer="resize", elastic={"number": answered, "devices": len(devices), "pause_s": pause_s})
+            if how != "mute":
+                report(answer="resize", elastic={"number": answered, "devices": len(devices), "pause_s": pause_s})
     if how == "lies" and answered:
         for lie in ({"number": answered, "devices": 1}, {"number": 10**400, "pause_s": 10**400, "devices": 10**400}):
             report(elastic=lie)

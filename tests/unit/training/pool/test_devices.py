@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from helios.errors import UsageError
 from helios.training.pool.devices import cores, device_environment, find_devices, free_memory_mib, gpus_by_shards
+from tests.unit.training.pool.sizes_service import add_sizes_service
 
 PYNVML = """
 # NVML with two GPUs, of which one is in use.
@@ -108,6 +110,19 @@ def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_
     assert show(gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == ["gpu:0 Toy 800.0 1 GPU-a"]
 
 
+def test_a_job_of_shards_says_that_no_size_changes(gpus: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'NodeName=n1 Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1) A=b'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "sweep.toml").write_text(
+        'command = "true {x}"\n[parameters]\nx = [1]\n[elastic]\nmost = 2\nbatch = [32, 32]\nlocal_batch = [8, 64]\n'
+    )
+    job = {"SLURM_SHARDS_ON_NODE": "2", "SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--service", "elastic"]
+    environment = gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "Trials of sweep.toml keep one device, since the pool has no more" in done.stderr
+
+
 def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
     assert show({**gpus, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ["gpu:0 Toy 1500.0 1 GPU-b"]
     assert show({**gpus, "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, tmp_path)[0] == "gpu:0 Toy 1500.0 1 GPU-b"
@@ -165,22 +180,57 @@ server.kill()
 """
 
 
-def test_mps_is_started_for_the_pool_and_stopped_after_it(gpus: dict[str, str], tmp_path: Path) -> None:
-    """With a stand-in for the program, since no GPU is here: when it starts and stops, and what trials are told."""
+@pytest.fixture
+def mps(gpus: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """An environment with a stand-in for NVIDIA's program, since no GPU is here."""
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text(MPS)
     control.chmod(0o755)
+    return {**gpus, "PATH": f"{tmp_path}:{gpus['PATH']}", "TMPDIR": str(tmp_path)}
+
+
+def test_mps_is_started_for_the_pool_and_stopped_after_it(mps: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, pathlib\npathlib.Path('env').write_text(repr(dict(os.environ)))\n")
     (tmp_path / "sweep.toml").write_text('command = "python3 train.py {x}"\n[parameters]\nx = [1]\n')
-    environment = {**gpus, "PATH": f"{tmp_path}:{gpus['PATH']}", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--mps", "--memory", "800M"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=mps, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = (tmp_path / "env").read_text()
     assert "'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT': '0=800M'" in told
     assert f"'CUDA_MPS_PIPE_DIRECTORY': '{tmp_path}/helios-mps-" in told
     assert (tmp_path / "ended").exists()
     assert not list(tmp_path.glob("helios-mps-*"))
+
+
+def test_each_worker_of_a_trial_is_limited_by_mps(mps: dict[str, str], tmp_path: Path) -> None:
+    add_sizes_service(tmp_path / "site")
+    (tmp_path / "sweep.toml").write_text(
+        f'command = "{sys.executable} {Path(__file__).with_name("elastic_program.py")} {{how}}"\n'
+        '[parameters]\nhow = ["takes"]\n[elastic]\nmost = 2\nbatch = [32, 32]\nlocal_batch = [8, 64]\nevery_s = 1\n'
+        '[service]\nname = "sizes"\nsizes = "2"\n'
+    )
+    environment = {**mps, "PYTHONPATH": f"{tmp_path / 'site'}:{mps['PYTHONPATH']}"}
+    command = [
+        sys.executable,
+        "-m",
+        "helios",
+        "pool",
+        "run",
+        "sweep.toml",
+        "--mps",
+        "--memory",
+        "800M",
+        "--events",
+        "--slots",
+        "1",
+    ]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as pool:
+        assert pool.stdout is not None
+        for line in pool.stdout:
+            if json.loads(line)["event"] == "resized":
+                (tmp_path / "go").touch()
+    request = json.loads((tmp_path / "seen").read_text().splitlines()[-1])["request"]
+    assert [device["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for device in request["devices"]] == ["0=800M", "0=800M"]
 
 
 def test_mps_without_its_program_is_refused(gpus: dict[str, str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from helios.training.pool.devices import Node
 from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import TrialRecord
 from helios.training.pool.sweep import ElasticProgram, TrainingSweep
+from tests.disks import fill, small_disk
 from tests.unit.training.pool.test_coordinator import Watched, run
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
@@ -389,3 +391,65 @@ def test_what_a_program_says_of_changes_that_nobody_asked_for_is_ignored(tmp_pat
     assert of_kind(watched.events, "resized")[0]["pause_s"] is None
     assert (trials[0].state, trials[0].changes) == (TrialState.FINISHED, 1)
     assert not any("\x1b" in str(event) for event in watched.events)
+
+
+def test_a_change_without_an_answer_is_asked_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizing, "ANSWER_S", 0.5)
+    monkeypatch.setattr(resizing, "LATE_S", 0.1)
+
+    def act(_: Coordinator, event: Mapping[str, Any]) -> None:
+        if event["event"] == "kept_size":
+            monkeypatch.setattr(resizing, "ANSWER_S", 60.0)
+
+    wants = Resizes(("cpu:0", "cpu:1"))
+
+    def decide(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+        if len([line for line in seen(tmp_path) if "request" in line] if (tmp_path / "seen").exists() else []) == 2:
+            (tmp_path / "go").touch()
+        return wants(snapshot)
+
+    run(elastic_sweep(tmp_path, "mute"), devices=FOUR, decide=decide, watched=Watched(act))
+    assert [len(line["request"]["devices"]) for line in seen(tmp_path) if "request" in line] == [2, 1]
+
+
+@pytest.mark.parametrize("how", ["takes", "plain"])
+def test_a_full_disk_puts_a_change_off(tmp_path: Path, how: str) -> None:
+    with small_disk(tmp_path / "pool") as disk:
+
+        def act(_: Coordinator, event: Mapping[str, Any]) -> None:
+            if event["event"] == "note" and "is not resized" in event["note"]:
+                (disk / "full").unlink()
+            if event["event"] == "resized":
+                (tmp_path / "go").touch()
+
+        wants = Resizes(("cpu:0", "cpu:1"))
+
+        def decide(snapshot: PoolSnapshot) -> Iterable[PoolAction]:
+            actions = [*wants(snapshot)]
+            if snapshot.trials[0].progress is not None and not (tmp_path / "filled").exists():
+                (tmp_path / "filled").touch()
+                fill(disk)
+            return actions
+
+        watched = Watched(act)
+        _, trials = run(elastic_sweep(tmp_path, how), devices=FOUR, decide=decide, watched=watched)
+        told = [event for event in watched.events if event["event"] in {"note", "resizing", "resized"}]
+        assert "No space left" in told[0]["note"]
+        assert [event["event"] for event in told[1:] if event["event"] != "note"] == ["resizing", "resized"]
+        assert (trials[0].state, trials[0].changes) == (TrialState.FINISHED, 1)
+
+
+def test_a_pipe_in_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+    folder = tmp_path / "pool" / "trials" / "00000"
+    folder.mkdir(parents=True)
+    for name in ("requests", "report.jsonl"):
+        os.mkfifo(folder / name)
+
+    def act(pool: Coordinator, event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            pool.interrupt()
+
+    watched = Watched(act)
+    end, _ = run(elastic_sweep(tmp_path), devices=FOUR, decide=Resizes(("cpu:0", "cpu:1")), watched=watched)
+    assert any("no plain file" in note for note in end.notes)
+    assert not (folder / "requests").is_fifo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from helios.training.model import (
 )
 from helios.training.pool import elastic_state
 from helios.training.services.elastic import Elastic, ElasticOptions
-from helios.training.sizes.model import ElasticState
+from helios.training.sizes.model import ElasticState, StepRun, StepTime
 from helios.training.sizes.rules import RULES
 from tests.unit.training.pool.test_coordinator import Watched, run
 from tests.unit.training.pool.test_resizing import FOUR, elastic_sweep, go_on
@@ -93,8 +94,7 @@ def test_devices_are_freed_before_others_take_them() -> None:
 
 def test_trials_that_would_swap_devices_are_parted_by_a_pause() -> None:
     trials = elastic(0, "n0/gpu:0"), elastic(1, "n1/gpu:0")
-    service = Elastic(ElasticOptions())
-    service.rule = lambda _: {0: (1,) * 4, 1: (0,) * 4}
+    service = Elastic(ElasticOptions(), lambda _: {0: (1,) * 4, 1: (0,) * 4})
     actions = service.decide(pool(*trials))
     assert [type(action) for action in actions] == [PauseTrial, ResizeTrial]
     assert after(trials, actions)[1] == tuple(gpu.name for gpu in GPUS[:4])
@@ -133,9 +133,52 @@ def test_a_trial_past_its_first_target_gets_less() -> None:
     assert len(held[0]) < len(held[1])
 
 
+@pytest.mark.parametrize(("weight", "reached", "gets_more"), [(20.0, 0, 0), (1.0, 1, 1), (20.0, 1, 0)])
+def test_weights_and_targets_are_multiplied(weight: float, reached: int, gets_more: int) -> None:
+    target = Target(metric="accuracy", first=0.5, second=0.9)
+    trials = elastic(0, "n0/gpu:0"), elastic(1, "n1/gpu:0")
+    trials = (replace(trials[0], weight=weight, target=target, targets_reached=reached), trials[1])
+    devices = after(trials, decide(*trials))
+    assert len(devices[gets_more]) > len(devices[1 - gets_more])
+
+
+def test_trials_of_a_fixed_batch_try_two_devices() -> None:
+    limits = replace(LIMITS, largest=10, smallest_local=5)
+    trials = [elastic(number, f"n0/gpu:{number}", most=2, limits=limits) for number in range(4)]
+    held = after(tuple(trials), decide(*trials, devices=GPUS[:4]))
+    assert 2 in map(len, held.values())
+
+
+@pytest.mark.parametrize(("family", "grows"), [("train.py", False), ("other.py", True)])
+def test_one_trial_tries_a_size_for_its_family(family: str, grows: bool) -> None:
+    slow = (*MEASURED, (StepRun(1, 2, 5), StepTime(0.4, 0.3)))
+    limits = replace(LIMITS, largest=10, smallest_local=5)
+    seen = elastic(0, "n0/gpu:0", measured=slow, most=1, limits=limits)
+    new = elastic(1, "n0/gpu:1", most=2, limits=limits)
+    trials = replace(seen, family="train.py"), replace(new, family=family)
+    held = after(trials, decide(*trials))
+    assert (len(held[1]) == 2) is grows
+
+
 def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"rule must be one of .*soonest"):
         ElasticOptions(rule="largest")
+
+
+def test_a_thousand_new_speeds_are_decided_in_two_seconds() -> None:
+    devices = tuple(replace(GPUS[0], name=f"n{node}/gpu:{place}") for node in range(500) for place in range(4))
+    trials = [
+        elastic(
+            number,
+            *(gpu.name for gpu in devices[2 * number : 2 * number + 2]),
+            measured=tuple((StepRun(1, gpus, 10), StepTime(0.2 + number / 1e4, 0.05)) for gpus in (1, 2)),
+            remaining=1e3 + number**2,
+        )
+        for number in range(1000)
+    ]
+    began_s = time.process_time()
+    decide(*trials, devices=devices)
+    assert time.process_time() - began_s < 2
 
 
 def test_a_trial_of_a_running_pool_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

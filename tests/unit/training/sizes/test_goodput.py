@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from helios.training.sizes import goodput as module
 from helios.training.sizes.goodput import Goodput, SpeedModel, fit_speed
 from helios.training.sizes.model import BatchLimits, GpuBatch, Gradient, Measured, StepRun, StepTime
+from tests.examples import examples
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)
 TRUE = SpeedModel(0.1, 0.01, 0.2, 0.01, 0.05, 0.01, 1.5)
 
 
-def measured(*runs: StepRun) -> Measured:
+def measured(*runs: StepRun, true: SpeedModel = TRUE) -> Measured:
     def time(run: StepRun) -> StepTime:
-        passes, step = (float(seconds) for seconds in TRUE.times(*run))
+        passes, step = (float(seconds) for seconds in true.times(*run))
         return StepTime(step, step - passes)
 
-    return tuple(sorted((run, time(run)) for run in runs))
+    return tuple(sorted((run, time(run)) for run in {*runs}))
 
 
 RUNS = tuple(
@@ -38,14 +41,25 @@ def test_a_training_seen_on_one_gpu_is_taken_to_scale() -> None:
     assert float(fitted.times(1, 4, 10)[1]) == pytest.approx(float(fitted.times(1, 1, 10)[1]), rel=0.01)
 
 
-def test_the_gradient_of_the_fit_is_that_of_its_error() -> None:
-    rng = np.random.default_rng(1)
-    local, gpus = np.array([10.0, 20, 40, 10]), np.array([1.0, 2, 8, 4])
-    times = rng.normal(size=4), rng.normal(size=4)
-    data = times, (local, np.maximum(gpus - 2, 1e-8)), (gpus > 4, (gpus > 1) & (gpus <= 4))
-    point = np.append(rng.normal(-2, 1, 6), 2.5)
-    numeric = approx_fprime(point, lambda where: module._loss(where, *data)[0], 1e-7)
-    assert module._loss(point, *data)[1] == pytest.approx(numeric, rel=1e-3, abs=1e-4)
+@settings(max_examples=examples(30), deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6), st.floats(1.0, 4.0), st.sets(st.sampled_from(RUNS)))
+def test_any_speed_is_fitted_where_it_was_seen(seconds: list[float], overlap: float, runs: set[StepRun]) -> None:
+    a, b, c, d, e, f = seconds
+    true = SpeedModel(a, b / 10, c, d / 10, e, f / 10, overlap)
+    seen = measured(RUNS[0], *runs, true=true)
+    fitted = fit_speed(seen)
+    assert [float(fitted.times(*run)[1]) for run, _ in seen] == pytest.approx(
+        [time.step_s for _, time in seen], rel=0.1
+    )
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.floats(0.1, 9), st.floats(0.1, 3)), min_size=2, max_size=6))
+def test_a_line_is_that_of_non_negative_least_squares(points: list[tuple[int, float, float]]) -> None:
+    assume(len({x for x, _, _ in points}) > 1)
+    x, y, weight = np.array(points, dtype=float).T
+    expected, _ = nnls(np.column_stack((weight, weight * x)), weight * y)
+    assert np.array(module._fit_line(x, y, weight)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_best_batch_is_the_smallest_without_noise() -> None:

@@ -85,6 +85,12 @@ def test_sizes_that_fit_in_all_find_room_after_any_past(before: list[int], after
     assert all(used.count(node) <= 4 for node in used)
 
 
+def test_jobs_over_several_nodes_lie_on_no_gpu_of_another() -> None:
+    jobs = training(0, (0,) * 6), training(1, (0, 1, 1, 1, 1)), training(2)
+    placed = place(snapshot(*jobs, nodes=(8, 8)), {0: 6, 1: 5, 2: 6})
+    assert max(Counter(node for placement in placed.values() for node in placement).values()) <= 8
+
+
 def test_jobs_of_a_size_take_no_turns_on_the_only_node() -> None:
     jobs = training(1), training(2)
     assert sorted(map(len, place(snapshot(*jobs, nodes=(4, 2)), {1: 3, 2: 3}).values())) == [1, 3]

@@ -1,0 +1,44 @@
+"""The page of advice for users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from helios.app.advise import advise
+from helios.app.clusters import NOT_LIVE
+from helios.report.advice_table import advice_by_kind, advice_groups
+from helios.report.html import PageSection
+from helios.units import count_in_words, in_number
+from helios.web.page import Page, Reader, Section
+from helios.web.pages.report_page import WINDOW
+from helios.web.site import Site
+from helios.web.table import DataTable
+
+
+def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of advice by kind.
+
+    Below it is by user, and for one user by group of jobs.
+    """
+    found = advise(site.report_query(reader, given))
+    kinds = advice_by_kind(found.advice)
+    of_all = reader.is_admin and not given.get("user")
+    table = advice_by_kind(found.advice, by_user=True) if of_all else advice_groups(found.advice)
+    pieces = f"{count_in_words(len(found.advice), 'piece')} of advice on {in_number(found.jobs, 'jobs')}."
+    lines = [pieces, "What jobs used is not looked at here: helios advise asks Slurm for it."]
+    if found.advice:
+        lines += ["The same jobs may be in several rows, so that hours have no sum."]
+    sections = [
+        PageSection(sentences=[*lines, *([] if found.advice else [kinds.empty])], notes=found.notes),
+        PageSection(title=kinds.title, tables=[kinds]),
+        Section(title=table.title, data=DataTable(answer=table), id="advice"),
+    ]
+    return Page(
+        title="Advice",
+        subtitle=""
+        if found.live
+        else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
+        sections=sections,
+        values=found.to_json(),
+        form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),
+    )

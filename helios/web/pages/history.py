@@ -1,0 +1,273 @@
+"""The page of charts, and the charts of use that other pages show too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app import reports
+from helios.app.reports import ReportContext
+from helios.app.series import By, SeriesFrame, Step, series
+from helios.app.sync import JOBS
+from helios.metrics.capacity import CapacitySource, capacity_of_nodes
+from helios.model import SIZE_RANGES
+from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
+from helios.report.admin.usage import NO_START, UNKNOWN
+from helios.report.html import PageSection
+from helios.units import HOUR_S, best_unit
+from helios.web.chart import Chart, Line
+from helios.web.page import Page, Reader, Section
+from helios.web.pages.report_page import CHOICE
+from helios.web.site import Site
+from helios.web.table import DataTable
+
+MONTHS = 12
+"""Months up to the end of the window in the table of accounts and months."""
+MOST_STEPS = 600
+"""Most steps of a chart, the last ones."""
+BY_MONTH = declare_fields(
+    ("Month", "month", FieldKind.TEXT, 8, "Month, on the cluster's clock; the last one up to the window's end"),
+    ("Account", "group", FieldKind.TEXT, 12, "Account of the jobs"),
+    ("GPUHours", "gpu_hours", FieldKind.COUNT, 9, "GPU hours held in the month"),
+    ("CPUHours", "cpu_hours", FieldKind.COUNT, 9, "CPU hours held in the month"),
+    ("Jobs", "submitted", FieldKind.COUNT, 8, "Jobs submitted in the month"),
+    ("P90Wait", "p90_wait_s", FieldKind.LENGTH, 11, "Wait that one job in ten of these exceeded"),
+)
+FIGURES = ("gpu_hours", "cpu_hours", "gpu_hours_waited", "cpu_hours_waited", "p50_wait_s", "p90_wait_s")
+COUNTS = ("submitted", "started", "ended")
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UseSeries:
+    """Use and waits over time as lines of charts.
+
+    Attributes
+    ----------
+    frame : SeriesFrame
+        What is not known is NaN in it, as on days that nobody recorded.
+    resource : str
+        ``gpus`` or ``cpus``, as reports choose it.
+    hours : array of float
+        Length of each step so far.
+    """
+
+    frame: SeriesFrame
+    resource: str
+    hours: NDArray[np.float64]
+
+    @property
+    def unit(self) -> str:
+        """The unit in the plural, such as ``GPUs``."""
+        return f"{best_unit(self.resource)}s"
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups, that with most hours first."""
+        return list(dict.fromkeys(self.frame.rows["group"]))
+
+    @property
+    def has_starts(self) -> bool:
+        """Whether any start is recorded, or nothing was submitted."""
+        rows = self.frame.rows
+        return bool(rows["started"].any()) or not rows["submitted"].any()
+
+    def chart(self, name: str, title: str, unit: str, lines: Sequence[Line], **more: object) -> Chart:
+        """Return a chart of lines over these steps."""
+        begins = self.frame.rows["day"].drop_duplicates()
+        options: dict[str, object] = {
+            "times": [int(begin.timestamp()) for begin in begins],
+            "end": int(self.frame.until.timestamp()),
+            "timezone": self.frame.timezone,
+        }
+        return Chart(name=name, title=title, unit=unit, lines=lines, **{**options, **more})  # type: ignore[arg-type]
+
+    def lines(self, column: str, *, is_mean: bool = False) -> list[Line]:
+        """Return a column as one line for each group.
+
+        ``is_mean``: whether hours become the mean number over the step.
+        """
+        table = self.frame.rows[column].to_numpy(dtype=np.float64).reshape(len(self.hours), len(self.groups))
+        table = table / self.hours[:, np.newaxis] if is_mean else table
+        return [
+            Line(name=group or "All", values=[None if np.isnan(value) else round(value, 3) for value in values])
+            for group, values in zip(self.groups, table.T.tolist(), strict=True)
+        ]
+
+    def use_chart(self, *, by: str, capacity: float | None = None, note: str = "") -> Chart:
+        """Return the mean number in use by group, with the capacity where it is known."""
+        lines = self.lines(f"{self.resource[:-1]}_hours", is_mean=True)
+        if capacity is not None and lines:
+            lines.append(Line(name="Capacity", values=[capacity] * len(self.hours), is_bound=True))
+        return self.chart(f"use_by_{by}", f"{self.unit} in use by {by}", self.unit, lines, kind="stack", note=note)
+
+    def waiting_chart(self) -> Chart:
+        """Return the mean number waited for by group."""
+        lines = self.lines(f"{self.resource[:-1]}_hours_waited", is_mean=True)
+        return self.chart("waiting", f"{self.unit} waited for", self.unit, lines, kind="stack")
+
+    def wait_charts(self) -> list[Chart]:
+        """Return the middle and the long waits by group."""
+        of_all = "" if len(self.groups) == 1 and not self.groups[0] else ", by GPUs of the job"
+        places = {size: place for place, size in enumerate(SIZE_RANGES)}
+        found = []
+        for column, title in (("p50_wait_s", "Median wait"), ("p90_wait_s", "Wait that one job in ten exceeds")):
+            lines = sorted(self.lines(column), key=lambda line: places.get(line.name, len(places)))
+            found.append(self.chart(column.removesuffix("_s"), f"{title}{of_all}", "s", lines))
+        return found
+
+
+def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
+    """Return use and waits of a context's window.
+
+    Steps that nobody recorded are unknown.
+    """
+    frame = series(context, by=by, since=since, step=step)
+    if frame.rows.empty:
+        return UseSeries(frame=frame, resource="gpus", hours=np.zeros(0))
+    begins_s = np.array([int(begin.timestamp()) for begin in frame.rows["day"].drop_duplicates()], dtype=np.int64)
+    now_s, until_s = (int(moment.timestamp()) for moment in (context.query.now, frame.until))
+    # Of what is to come nothing is drawn; where nothing else is asked for, one step is.
+    begun = np.arange(max(int((begins_s < now_s).sum()), 1))[-MOST_STEPS:]
+    n_groups = len(frame.rows) // len(begins_s)
+    frame = replace(frame, rows=frame.rows.iloc[begun[0] * n_groups : (begun[-1] + 1) * n_groups])
+    if begun[-1] + 1 < len(begins_s):
+        until_s = int(begins_s[begun[-1] + 1])
+        frame = replace(frame, until=datetime.fromtimestamp(until_s, UTC))
+    begins_s, rows = begins_s[begun], frame.rows
+    ends_s = np.append(begins_s[1:], until_s)
+    known = _known_steps(context, begins_s, ends_s)
+    blank: dict[str, Any] = {}
+    if not known.all():
+        blank = {name: rows[name].where(np.repeat(known, n_groups)) for name in (*FIGURES, *COUNTS)}
+    if not rows["started"].any() and rows["submitted"].any():
+        # Without starts nothing says when anything was held or waited.
+        blank |= dict.fromkeys(FIGURES, np.nan)
+    has_gpus = float(rows["gpu_hours"].sum() + rows["gpu_hours_waited"].sum()) > 0
+    return UseSeries(
+        frame=replace(frame, rows=rows.assign(**blank)),
+        resource="gpus" if has_gpus else "cpus",
+        hours=np.maximum(np.minimum(ends_s, now_s) - begins_s, 1) / HOUR_S,
+    )
+
+
+def _known_steps(context: ReportContext, begins_s: Times, ends_s: Times) -> NDArray[np.bool_]:
+    """Return which steps were recorded, by the readings of the accounting.
+
+    Of a history that is not live, those from its first submission to its end.
+    """
+    known: NDArray[np.bool_] = begins_s < int(context.query.now.timestamp())
+    first, _ = context.spans
+    if not pd.isna(first):
+        known &= ends_s > first.timestamp()
+    read = context.warehouse.coverage(context.cluster)
+    read = read[read["source"] == JOBS]
+    if not context.live or read.empty:
+        return known
+    met = np.zeros(len(known), dtype=np.bool_)
+    for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
+        met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
+    # What was loaded from files before the first reading has no record of its span.
+    return np.logical_and(known, met | (begins_s < read["started_at"].min().timestamp()))
+
+
+def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, str]:
+    """Return the capacity of a cluster whose nodes are known, and how it is known.
+
+    None where no node has any of it.
+    """
+    nodes = context.warehouse.nodes(context.cluster)
+    if partitions := context.query.partitions:
+        nodes = nodes[nodes["partition"].isin(list(partitions))]
+    if not bool((nodes[resource] > 0).any()):
+        return None, ""
+    found = capacity_of_nodes(nodes, resource=resource, source=CapacitySource.NODES)
+    return found.units, f"{found.line()[:-1]}, as last read."
+
+
+def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of charts."""
+    with reports.open_context(site.report_query(reader, given, sums=True)) as context:
+        partitions, accounts = (use_series(context, by) for by in ("partition", "account"))
+        waits = use_series(context, "size" if partitions.resource == "gpus" else "")
+        months = use_series(context, "account", since=_first_month(context), step="month")
+        # What one account holds has no capacity of its own, and a user sees nothing but the own jobs.
+        whole = reader.sees_sums and not (context.query.accounts or context.query.users)
+        capacity, note = capacity_of(context, partitions.resource) if whole else (None, "")
+        title, live = context.title("use and waits"), context.live
+    unit, step = partitions.unit, partitions.frame.step
+    charts = [
+        partitions.use_chart(by="partition", capacity=capacity, note=note),
+        *([accounts.use_chart(by="account", capacity=capacity)] if accounts.groups != [UNKNOWN] else []),
+        partitions.waiting_chart(),
+        *waits.wait_charts(),
+        partitions.chart("submissions", "Jobs submitted", "jobs", partitions.lines("submitted"), kind="bars"),
+    ]
+    table = _month_table(months)
+    hours = f"{best_unit(months.resource)} hours"
+    by_month = months.chart(
+        "months",
+        f"{hours} by account and month",
+        hours,
+        months.lines(f"{months.resource[:-1]}_hours"),
+        kind="bars",
+        picks_window=False,
+    )
+    drawn = [chart for chart in charts if not chart.is_empty]
+    lacking = [NO_START] if not partitions.has_starts else [] if drawn else ["No job was in this window."]
+    return Page(
+        title="Charts",
+        subtitle=title,
+        sections=[
+            PageSection(
+                sentences=[
+                    f"{unit} in use and waited for are means over each {step}, waits are those of the jobs submitted "
+                    "in it that have started. Draw over a chart to look closer.",
+                    *lacking,
+                ]
+            ),
+            Section(charts=drawn),
+            Section(
+                title=f"The {MONTHS} months to the end of the window",
+                charts=[] if by_month.is_empty else [by_month],
+                data=DataTable(answer=table),
+            ),
+        ],
+        values={
+            "title": title,
+            "live": live,
+            "step": step,
+            "resource": partitions.resource,
+            "capacity": capacity,
+            "months": as_json(table)["rows"],
+        },
+        form_fields=[name for name in CHOICE if reader.is_admin or name != "user"],
+    )
+
+
+def _first_month(context: ReportContext) -> datetime:
+    last = pd.Timestamp(context.until).tz_convert(context.timezone)
+    first = (last.normalize().replace(day=1) - pd.DateOffset(months=MONTHS - 1)).tz_convert("UTC")
+    return first.to_pydatetime().astimezone(UTC)
+
+
+def _month_table(months: UseSeries) -> ReportTable:
+    rows = months.frame.rows
+    rows = rows[(rows["submitted"] > 0) | (rows["cpu_hours"] > 0) | (rows["gpu_hours"] > 0)]
+    rows = rows.assign(month=rows["day"].dt.strftime("%Y-%m")).iloc[::-1].reset_index(drop=True)
+    hidden = {"GPUHours"} if months.resource == "cpus" else set()
+    return ReportTable(
+        title="Hours by account and month",
+        fields=BY_MONTH,
+        shown=tuple(field.name for field in BY_MONTH if field.name not in hidden),
+        rows=rows[[field.column for field in BY_MONTH]].sort_values("month", ascending=False, kind="stable"),
+        empty="Nothing was submitted or held in these months.",
+        timezone=months.frame.timezone,
+    )

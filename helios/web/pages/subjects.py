@@ -1,0 +1,123 @@
+"""The pages of one user, account, partition and node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from helios.app.explain import NodeUnknown, explain_node
+from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subject_report
+from helios.errors import HeliosError
+from helios.report.admin.sacct_format import ReportTable
+from helios.report.html import PageSection
+from helios.units import as_count, count_in_words
+from helios.web.page import Page, PageMissing, Reader, Section
+from helios.web.pages.report_page import WINDOW
+from helios.web.site import Site
+from helios.web.table import DataTable
+
+SHORT = 50
+"""Most rows of a table that is not paged. JSON has all."""
+JOBS = "jobs"
+
+
+def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one user."""
+    user = given["user"]
+    if not reader.may_see(user):
+        raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
+    found = subject_report(site.report_query(reader, given), "user", user, by=("partition", "account"))
+    return _page(f"User {user}", replace(found, sentences=(*found.sentences, *_in_queue(site, user))), data=JOBS)
+
+
+def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one account.
+
+    It has its users and last jobs for an admin, else its partitions.
+    """
+    query = site.report_query(reader, given, sums=True)
+    by = ("user", "partition") if reader.is_admin else ("partition",)
+    found = subject_report(query, "account", given["account"], by=by)
+    return _page(f"Account {given['account']}", _for_reader(found, reader), data=f"by_{by[0]}")
+
+
+def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one partition, with its rules.
+
+    It has its users, nodes and last jobs for an admin, else accounts.
+    """
+    name = given["partition"]
+    query = site.report_query(reader, given, sums=True)
+    by = ("user", "account") if reader.is_admin else ("account",)
+    rules, problem = site.partition_rules(name)
+    found = subject_report(query, "partition", name, by=by, rules=rules)
+    found = replace(found, notes=(*found.notes, *([problem] if problem else [])))
+    return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}")
+
+
+def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
+    """Return the page of one node, live and in the history."""
+    node, problem = given["node"], ""
+    facts, values = tuple[str, ...](), dict[str, Any]()
+    if site.history() is None:
+        try:
+            live = explain_node(site.operations.node_cycles, node)
+            facts, values = live.facts, live.to_json()
+        except NodeUnknown as reason:
+            problem = reason.message
+        except HeliosError as reason:
+            problem = f"Its state now is not known: {reason.message}"
+    try:
+        found = node_report(site.report_query(reader, given), node)
+    except SubjectUnknown:
+        if not facts:
+            raise
+        return Page(title=f"Node {node}", sections=[PageSection(sentences=facts)], values=values, form_fields=WINDOW)
+    notes = (*found.notes, *([problem] if problem else []))
+    page = _page(f"Node {node}", replace(found, sentences=(*facts, *found.sentences), notes=notes), data=JOBS)
+    return replace(page, values={**values, **page.values})
+
+
+def _in_queue(site: Site, user: str) -> Iterator[str]:
+    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    if site.history() is not None:
+        return
+    if isinstance(live := site.live(), str):
+        yield f"What waits and runs now is not known: {live}"
+        return
+    own = Reader(user=user).visible_part(live)
+    waiting = int(own.pending["tasks"].clip(lower=1).sum())
+    gpus = as_count(float((own.running["gpus"] * own.running["tasks"].clip(lower=1)).sum()))
+    wait = "job waits" if waiting == 1 else "jobs wait"
+    yield f"Now {waiting:,} {wait} and {len(own.running):,} run on {count_in_words(gpus, 'GPU')}."
+
+
+def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
+    """Return the answer without single jobs of others, which a manager may not see."""
+    if reader.is_admin or not reader.sees_sums:
+        return found
+    return replace(found, tables={name: table for name, table in found.tables.items() if name != JOBS})
+
+
+def _page(title: str, found: SubjectAnswer, *, data: str) -> Page:
+    """Return an answer as a page, with one of its tables paged."""
+    sections: list[PageSection] = [PageSection(sentences=found.sentences, notes=found.notes)]
+    for name, table in found.tables.items():
+        if name == data:
+            sections.append(Section(title=table.title, sentences=_empty(table), data=DataTable(answer=table), id=name))
+        else:
+            sections.append(_short(name, table))
+    values = found.to_json()
+    return Page(title=title, subtitle=found.title, sections=sections, values=values, form_fields=WINDOW)
+
+
+def _short(name: str, table: ReportTable) -> Section:
+    left_out = len(table.rows) - SHORT
+    notes = [f"{left_out:,} more are in JSON."] if left_out > 0 else []
+    short = replace(table, rows=table.rows.head(SHORT))
+    return Section(title=table.title, sentences=_empty(table), tables=[short], notes=notes, id=name)
+
+
+def _empty(table: ReportTable) -> list[str]:
+    return [table.empty] if table.rows.empty else []

@@ -1,0 +1,50 @@
+"""The last weeks of a history are looked for once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from helios.app.clusters import last_weeks
+from helios.warehouse import Warehouse
+from tests.builders import a_batch, a_job
+from tests.unit.app.sites import put_empty_database
+
+AT = pd.Timestamp("2020-06-01", tz="UTC")
+
+
+def load(warehouse: Warehouse, day: int) -> None:
+    job = a_job(job_id=f"{day}", submitted_at=AT + timedelta(days=day))
+    options = {"cluster": "dev", "path": "p", "sha256": f"{day}", "format": "sacct", "timezone": "UTC"}
+    warehouse.load([a_batch(job)], **options)  # type: ignore[arg-type]  # all are texts
+
+
+def test_jobs_are_read_again_only_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, jobs = list[str](), Warehouse.jobs
+
+    def counted(warehouse: Warehouse, cluster: str, **given: Any) -> pd.DataFrame:
+        read.append(cluster)
+        return jobs(warehouse, cluster, **given)
+
+    monkeypatch.setattr(Warehouse, "jobs", counted)
+    with Warehouse.open(put_empty_database(tmp_path / "helios.db")) as warehouse:
+        load(warehouse, 1)
+        first = [last_weeks(warehouse, "dev") for _ in range(3)]
+        assert (len(set(first)), len(read)) == (1, 1)
+        load(warehouse, 9)
+        later = last_weeks(warehouse, "dev")
+        assert later is not None and later[1] - AT >= timedelta(days=9)
+        assert len(read) == 2
+
+
+def test_two_histories_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    found = []
+    for day in (1, 9):
+        with Warehouse.open(put_empty_database(tmp_path / f"{day}.db")) as warehouse:
+            load(warehouse, day)
+            found.append(last_weeks(warehouse, "dev"))
+    assert found[0] != found[1]

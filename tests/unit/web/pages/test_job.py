@@ -1,0 +1,122 @@
+"""The page of one job, of the queue or of the history, with or without Slurm."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from starlette.testclient import TestClient
+
+from helios.app.live_cluster import LiveCluster
+from helios.app.operations import Operations
+from helios.config import Settings
+from helios.errors import ClusterUnavailable
+from helios.web.application import Access, web_application
+from helios.web.site import Site
+from tests.builders import a_batch, a_job
+from tests.unit.app.sites import FakeSite
+from tests.unit.web.test_pages import ACTIVE, HTML, JSON, TOKEN, client
+
+MOST_BYTES = 200_000
+
+
+@pytest.fixture
+def fake_site(tmp_path: Path) -> FakeSite:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    return fake_site
+
+
+def load(fake_site: FakeSite, **values: object) -> None:
+    """Load two runs of job 7 of alice, on nodes n1 and n[2-3]."""
+    begin = pd.Timestamp(fake_site.cluster.now) - timedelta(days=2)
+    runs = [
+        a_job(
+            job_id="7",
+            user="alice",
+            restart=number,
+            state=state,
+            node_list=nodes,
+            submitted_at=begin + timedelta(hours=2 * number),
+            started_at=begin + timedelta(hours=2 * number, minutes=5),
+            run_time_s=3600.0,
+            **values,
+        )
+        for number, (state, nodes) in enumerate((("NODE_FAIL", "n1"), ("COMPLETED", "n[2-3]")))
+    ]
+    with fake_site.warehouse() as warehouse:
+        options = {"cluster": "dev", "path": "p", "sha256": "7", "format": "sacct", "timezone": "UTC"}
+        warehouse.load([a_batch(*runs)], **options)  # type: ignore[arg-type]  # all are texts
+
+
+def without_slurm(fake_site: FakeSite, **access: object) -> TestClient:
+    asked = []
+
+    def unreachable(_: Settings) -> LiveCluster:
+        asked.append(1)
+        raise ClusterUnavailable("slurmctld does not answer")
+
+    operations = Operations(fake_site.settings, open_cluster=unreachable)
+    site = Site(fake_site.settings, clock=lambda: fake_site.cluster.now, operations=operations)
+    web = TestClient(web_application(site, Access(token=TOKEN, **access)), base_url="http://127.0.0.1")  # type: ignore[arg-type]  # of Access
+    web.asked = asked  # type: ignore[attr-defined]  # for a test
+    return web
+
+
+def test_a_job_of_the_past_has_its_runs_its_life_and_its_nodes(fake_site: FakeSite) -> None:
+    load(fake_site)
+    with client(fake_site) as web:
+        page = web.get("/jobs/7", headers=HTML).text
+        kinds = [event["kind"] for event in web.get("/jobs/7", headers=JSON).json()["events"]]
+    assert kinds == ["submitted", "started", "ended"] * 2
+    assert "It was run 2 times" in page and "NODE_FAIL after 1 h" in page
+    for link in ("/nodes/n1", "/nodes/n2", "/nodes/n3", "/users/alice"):
+        assert f'<a href="{link}">' in page
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Remote-User": "alice"}], ids=["admin", "owner"])
+def test_a_job_of_the_warehouse_has_a_page_without_slurm(fake_site: FakeSite, headers: dict[str, str]) -> None:
+    load(fake_site)
+    with without_slurm(fake_site, **({"user_header": "X-Remote-User"} if headers else {})) as web:
+        found = web.get("/jobs/7", headers=JSON | headers)
+    assert found.status_code == 200
+    assert "slurmctld does not answer" in found.json()["remarks"][-1]
+
+
+def test_a_job_that_nothing_knows_is_said_to_be_in_no_history(fake_site: FakeSite) -> None:
+    with without_slurm(fake_site) as web:
+        found = web.get("/jobs/404", headers=JSON)
+    assert found.status_code == 503
+    assert "No job 404 is in the history of dev" in found.json()["error"]
+
+
+def test_a_slurm_that_did_not_answer_is_not_asked_for_each_page(fake_site: FakeSite) -> None:
+    load(fake_site)
+    with without_slurm(fake_site) as web:
+        web.get("/", headers=JSON)
+        asked = len(web.asked)  # type: ignore[attr-defined]  # of this test
+        for _ in range(3):
+            assert web.get("/jobs/7", headers=JSON).status_code == 200
+        assert len(web.asked) == asked  # type: ignore[attr-defined]  # as above
+
+
+def test_a_job_lies_among_alike_ones(fake_site: FakeSite) -> None:
+    with client(fake_site) as web:
+        assert "0 % of 39 alike jobs of its user" in web.get("/jobs/alice3", headers=HTML).text
+
+
+def test_a_job_with_thousands_of_decisions_has_a_small_page(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="alice")
+    fake_site.cycles.cycle(modes=ACTIVE)
+    with fake_site.warehouse() as warehouse:
+        made = warehouse.decisions_about("dev", job)
+        again = pd.concat([made.tail(1)] * 3_000, ignore_index=True)
+        later = made["decided_at"].iloc[-1] + pd.to_timedelta(range(1, 3_001), unit="min")
+        warehouse.add_decisions("dev", again.assign(decided_at=later, after=[f"SiteFactor {n}" for n in range(3_000)]))
+    with client(fake_site) as web:
+        page = web.get(f"/jobs/{job}", headers=HTML)
+        assert len(page.content) < MOST_BYTES
+        assert "earlier events in JSON" in page.text
+        assert len(web.get(f"/jobs/{job}?format=csv", headers=HTML).text.splitlines()) > 3_000
