@@ -34,7 +34,7 @@ from helios.warehouse.job_sums import (
     months_of,
     state_numbers,
 )
-from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, jobs
+from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, in_cluster_by_index, jobs
 
 Group = Literal["", "partition", "account", "user", "size"]
 UNNAMED = "(unknown)"
@@ -177,8 +177,10 @@ class _Reader:
             ),
         ]
         columns = [jobs.c[name] for name in dict.fromkeys([*_KEY, *COLUMNS])]
-        query = sa.select(*columns).where(self._are_chosen(jobs))
-        found = pa.concat_tables([self._bulk.select(self._connection, query.where(each)) for each in conditions])
+        by_key = sa.select(*columns).where(self._are_chosen(jobs))
+        by_index = sa.select(*columns).where(in_cluster_by_index(self._cluster_id), self._are_in_groups(jobs))
+        queries = [*(by_key.where(near) for near in conditions[:2]), *(by_index.where(far) for far in conditions[2:])]
+        found = pa.concat_tables([self._bulk.select(self._connection, query) for query in queries])
         is_first = ~found.select(_KEY).to_pandas().duplicated().to_numpy()
         return found.filter(pa.array(is_first)).sort_by("submitted_at")
 
@@ -233,9 +235,10 @@ class _Reader:
 
     def _are_chosen(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return the condition that rows are of the cluster and the chosen groups."""
-        return sa.and_(
-            table.c.cluster_id == self._cluster_id, *(table.c[name].in_(ids) for name, ids in self._chosen.items())
-        )
+        return sa.and_(table.c.cluster_id == self._cluster_id, self._are_in_groups(table))
+
+    def _are_in_groups(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        return sa.and_(sa.true(), *(table.c[name].in_(ids) for name, ids in self._chosen.items()))
 
 
 def _sums_of_jobs(
