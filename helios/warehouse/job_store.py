@@ -103,9 +103,10 @@ class JobStore(RowStore):
             conditions = [schema.jobs.c.cluster_id == cluster_id]
             if unended_at is not None:
                 conditions = _unended_jobs(cluster_id, stored_time(unended_at))
-            parts = [self._bulk.select(connection, query.where(condition)) for condition in conditions]
             return frame_of(
-                in_order(pa.concat_tables(parts)).select(names),
+                in_order(
+                    pa.concat_tables(self._bulk.select(connection, query.where(condition)) for condition in conditions)
+                ).select(names),
                 types,
                 StringTable(connection, self._bulk),
             )

@@ -138,9 +138,10 @@ IS_ODD = _index_of_some(
 
 
 def in_cluster_by_index(cluster_id: int) -> sa.ColumnElement[bool]:
-    """Return the condition that jobs are of a cluster, for a query by one of these indexes.
+    """Return the condition that jobs are of a cluster.
 
-    As a sum it hides from SQLite the primary key, which it would scan for a lack of statistics.
+    It is for queries by one of the indexes above. As a sum it hides from SQLite the primary key, which that would scan
+    for a lack of statistics.
     """
     return jobs.c.cluster_id + sa.literal_column("0") == cluster_id
 

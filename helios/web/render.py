@@ -67,7 +67,7 @@ _PAGES = Environment(
 
 
 def head_in_words(name: str) -> str:
-    """Return the head of a column for a field's name, such as ``GPU hours`` for ``GPUHours``."""
+    """Return the words of a field's name, ``GPU hours`` for ``GPUHours``."""
     first, *others = _NEXT_WORD.split(HEADS.get(name, name))
     return " ".join([first, *(word if word.isupper() else word[:1].lower() + word[1:] for word in others)])
 
@@ -146,7 +146,7 @@ def render_page(
         places=_places(readable),
         place=route.place if route else "",
         below=[other for other in readable if route and other.place is route.place],
-        crumbs=_crumbs(route, page, address),
+        crumbs=_crumbs(route, page, address, readable),
         address=address,
         links=followed,
         fields=[(name, LABELS[name], address.given.get(name, "")) for name in page.form_fields],
@@ -192,10 +192,13 @@ def _places(readable: Sequence[Route]) -> dict[MenuPlace, str]:
     return places
 
 
-def _crumbs(route: Route | None, page: Page, address: Address) -> list[tuple[str, str]]:
-    """Return names and addresses of the pages above one that is in no menu."""
+def _crumbs(route: Route | None, page: Page, address: Address, readable: Sequence[Route]) -> list[tuple[str, str]]:
+    """Return names and addresses of the pages above one that is in no menu.
+
+    A page that the reader cannot open is no way back.
+    """
     if route is None or route.menu_name:
         return []
-    above = next((other for other in ROUTES if other.path == route.parent), None)
+    above = next((other for other in readable if other.path == route.parent), None)
     crumbs = [(above.menu_name, address.to(above.path))] if above is not None else []
     return [*crumbs, (page.title, "")] if crumbs else []

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from helios.app import reports
 from helios.app.explain import NodeUnknown, explain_node
+from helios.app.series import By
 from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subject_report
 from helios.errors import HeliosError
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.html import PageSection
-from helios.units import as_count, count_in_words
+from helios.units import as_count, count_in_words, duration_in_words
+from helios.web.chart import Chart
 from helios.web.page import Page, PageMissing, Reader, Section
+from helios.web.pages.history import capacity_of, use_series
 from helios.web.pages.report_page import WINDOW
 from helios.web.site import Site
 from helios.web.table import DataTable
 
 SHORT = 50
 """Most rows of a table that is not paged. JSON has all."""
+MOST_LIMITS = 20
+"""Most QOS whose limits are named."""
 JOBS = "jobs"
 
 
@@ -27,8 +33,11 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     user = given["user"]
     if not reader.may_see(user):
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
-    found = subject_report(site.report_query(reader, given), "user", user, by=("partition", "account"))
-    return _page(f"User {user}", replace(found, sentences=(*found.sentences, *_in_queue(site, user))), data=JOBS)
+    query = site.report_query(reader, given)
+    found = subject_report(query, "user", user, by=("partition", "account"))
+    partitions = found.tables["by_partition"].rows["group"].tolist()
+    found = replace(found, sentences=(*found.sentences, *_in_queue(site, user), *_limits(site, partitions)))
+    return _page(f"User {user}", found, data=JOBS, charts=_charts(replace(query, users=(user,)), "partition"))
 
 
 def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -39,7 +48,8 @@ def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     query = site.report_query(reader, given, sums=True)
     by = ("user", "partition") if reader.is_admin else ("partition",)
     found = subject_report(query, "account", given["account"], by=by)
-    return _page(f"Account {given['account']}", _for_reader(found, reader), data=f"by_{by[0]}")
+    charts = _charts(query, "partition")
+    return _page(f"Account {given['account']}", _for_reader(found, reader), data=f"by_{by[0]}", charts=charts)
 
 
 def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -50,10 +60,14 @@ def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page
     name = given["partition"]
     query = site.report_query(reader, given, sums=True)
     by = ("user", "account") if reader.is_admin else ("account",)
-    rules, problem = site.partition_rules(name)
+    known = site.rules()
+    rules = None if isinstance(known, str) else next((one for one in known.partitions if one.name == name), None)
     found = subject_report(query, "partition", name, by=by, rules=rules)
-    found = replace(found, notes=(*found.notes, *([problem] if problem else [])))
-    return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}")
+    if rules is None:
+        problem = known if isinstance(known, str) else "Slurm has no such partition now."
+        found = replace(found, notes=(*found.notes, problem))
+    charts = _charts(query, "account", has_capacity=reader.sees_sums)
+    return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}", charts=charts)
 
 
 def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -79,8 +93,17 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     return replace(page, values={**values, **page.values})
 
 
+def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -> list[Chart]:
+    """Return use and waiting of a query's jobs over time, those that are known."""
+    with reports.open_context(query) as context:
+        use = use_series(context, by)
+        capacity, note = capacity_of(context, use.resource) if has_capacity else (None, "")
+    charts = (use.use_chart(by=by, capacity=capacity, note=note), use.waiting_chart())
+    return [chart for chart in charts if not chart.is_empty]
+
+
 def _in_queue(site: Site, user: str) -> Iterator[str]:
-    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    """Yield what of a user waits and runs now, on a live cluster."""
     if site.history() is not None:
         return
     if isinstance(live := site.live(), str):
@@ -93,6 +116,23 @@ def _in_queue(site: Site, user: str) -> Iterator[str]:
     yield f"Now {waiting:,} {wait} and {len(own.running):,} run on {count_in_words(gpus, 'GPU')}."
 
 
+def _limits(site: Site, partitions: Collection[str]) -> Iterator[str]:
+    """Yield the limits of some partitions and of a user, where known."""
+    if isinstance(rules := site.rules(), str):
+        return
+    longest = [
+        f"{one.name} {duration_in_words(one.max_time_s)}"
+        for one in rules.partitions
+        if one.name in partitions and one.max_time_s is not None
+    ]
+    if longest:
+        yield f"Longest time limits: {', '.join(longest)}."
+    for qos in rules.qos[:MOST_LIMITS]:
+        limits = ((qos.max_gpus_per_user, "GPU"), (qos.max_jobs_per_user, "job"))
+        if words := [count_in_words(most, unit) for most, unit in limits if most is not None]:
+            yield f"At once a user may hold in QOS {qos.name}: at most {' and '.join(words)}."
+
+
 def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
     """Return the answer without single jobs of others, which a manager may not see."""
     if reader.is_admin or not reader.sees_sums:
@@ -100,12 +140,14 @@ def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
     return replace(found, tables={name: table for name, table in found.tables.items() if name != JOBS})
 
 
-def _page(title: str, found: SubjectAnswer, *, data: str) -> Page:
+def _page(title: str, found: SubjectAnswer, *, data: str, charts: Sequence[Chart] = ()) -> Page:
     """Return an answer as a page, with one of its tables paged."""
     sections: list[PageSection] = [PageSection(sentences=found.sentences, notes=found.notes)]
+    sections += [Section(charts=charts)] if charts else []
     for name, table in found.tables.items():
         if name == data:
-            sections.append(Section(title=table.title, sentences=_empty(table), data=DataTable(answer=table), id=name))
+            paged = DataTable(answer=table, key=name)
+            sections.append(Section(title=table.title, sentences=_empty(table), data=paged, id=name))
         else:
             sections.append(_short(name, table))
     values = found.to_json()
