@@ -30,8 +30,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.elastic_published import TUNED
 from helios.training.elastic_sim.profiles import ModelProfile, NotMeasured, read_profile
-from helios.training.elastic_sim.published_rules import TUNED, PublishedService
 from helios.training.elastic_sim.simulator import CHANGE_S, GPUS_PER_NODE, NODES, ElasticJob, JobOutcome, simulate
 from helios.training.model import Device, PoolAction, PoolSnapshot, Trial, TrialState
 from helios.training.services.elastic import Elastic, ElasticOptions
@@ -219,7 +219,7 @@ def _compare(rule: str, load: float, chosen: argparse.Namespace) -> None:
         jobs = read_workload(folder / f"workload-{number}.csv", _PROFILES, tuned=rule in {*TUNED, "fixed"})
         if chosen.size_error:
             jobs = mistake_sizes(jobs, chosen.size_error, seed=number)
-        service = PublishedService(TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
+        service = Elastic(ElasticOptions(), TUNED[rule](jobs)) if rule in TUNED else Elastic(ElasticOptions(rule=rule))
         timed, started = Timed(service), time.process_time()
         outcomes = simulate(jobs, timed, change_s=chosen.change_s)
         spent_s = time.process_time() - started - sum(timed.times_s)

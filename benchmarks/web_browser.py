@@ -1,8 +1,9 @@
 """Every page in a Chromium: ``python -m benchmarks.web_browser [--site live] [--as alice] [--page /study]``.
 
 For each page of three histories it prints the bytes as sent, with what the page loads, the time from the request to the
-end of loading, and the height in a window of 360 pixels. With ``--shots FOLDER`` pictures are taken instead: each page
-whole, at four widths, light and dark. Needs Chromium and the real traces.
+end of loading, and the height in a window of 360 pixels; then the time, clicks and bytes to the last answer of what
+people come for (``tests/browser/journeys.py``), the first time and again. With ``--shots FOLDER`` pictures are taken
+instead: each page whole, at four widths, light and dark. Needs Chromium and the real traces.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playwright.sync_api import Browser, FloatRect
 
 from helios.web.routes import ROUTES
+from tests.browser.journeys import journeys
 from tests.browser.rig import Reader, chromium
 from tests.browser.sites import ADMIN, SITES, ServedSite
 
@@ -38,6 +40,20 @@ def weigh(reader: Reader, path: str, name: str) -> None:
     status = 0 if answer is None else answer.status
     height = reader.page.evaluate("document.documentElement.scrollHeight")
     print(f"{name + ' ' + path:40s} {status:6d} {reader.received / 1e3:8.1f} {loaded_ms:8.0f} {height:8d}")
+
+
+def travel(browser: Browser, site: ServedSite, name: str) -> None:
+    """Print the row of each journey on a site, with a new browser and again with what it has kept."""
+    for journey, (user, make) in journeys(site).items():
+        with closing(Reader(browser, site, user=user)) as reader:
+            for again in ("", ", again"):
+                reader.clicks, reader.received, began = 0, 0, time.perf_counter()
+                answers = len(make(reader))
+                seconds = time.perf_counter() - began
+                print(
+                    f"{name + ': ' + journey + again:40s} {answers:2d} answers {seconds:5.1f} s "
+                    f"{reader.clicks:3d} clicks {reader.received / 1e3:8.1f} KB"
+                )
 
 
 def take(reader: Reader, path: str, name: str, folder: Path) -> None:
@@ -83,6 +99,8 @@ def main() -> None:
         for name in [asked.site] if asked.site else SITES:
             with tempfile.TemporaryDirectory() as folder, closing(SITES[name](Path(folder))) as site:
                 look(browser, site, name, paths, asked)
+                if not asked.shots:
+                    travel(browser, site, name)
 
 
 if __name__ == "__main__":

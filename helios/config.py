@@ -108,6 +108,14 @@ def web_address(text: str) -> str:
     return text
 
 
+def web_origins(text: str) -> str:
+    """Return ``text`` if it is origins of web sites by commas."""
+    for origin in filter(None, (part.strip() for part in text.split(","))):
+        if not re.fullmatch(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?", origin):
+            raise ValueError(f"{origin!r} is no origin, such as https://ondemand.example.org")
+    return text
+
+
 def event_names(text: str) -> str:
     """Return ``text`` if it is names of events by commas."""
     for name in filter(None, (part.strip() for part in text.split(","))):
@@ -305,6 +313,8 @@ class WebSettings(_Section):
     """Users of that header who see sums over all users' jobs, by commas"""
     hosts: str = ""
     """Further names under which browsers reach the page, by commas"""
+    framed_by: Annotated[str, AfterValidator(web_origins)] = ""
+    """Sites whose pages may show the card of own jobs (/card) in a frame, by commas: https://ondemand.example.org"""
 
 
 class Retention(_Section):

@@ -27,6 +27,8 @@ from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
 WINDOW = timedelta(weeks=4)
+READ = [name for name in COLUMNS if name not in {"node_list", "tres_requested", "gpu_type"}]
+"""Columns of ``JOBS`` that advice looks at."""
 USAGE_S = 120.0
 """Longest wait for the accounting, s."""
 _NOT_ASKED = "What jobs used is not known: a history has no Slurm to ask. Name what sacct wrote: --usage FILE"
@@ -125,7 +127,7 @@ def advise(
         since, until, live = context.since, context.until, context.live
         users = tuple(ask.users) or ((own,) if live and own else ())
         jobs = context.warehouse.jobs(
-            context.cluster, since=since, until=until, columns=COLUMNS, only={"user": list(users)}
+            context.cluster, since=since, until=until, columns=READ, only={"user": list(users)}
         )
         loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
     notes = tuple[str, ...]()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from helios.app.advise import advise_on
+from helios.app.history import LoadedHistory
 from helios.app.reports import CLOCK_SKEW, ReportContext, ReportQuery, open_context
 from helios.errors import UsageError
 from helios.model import JOBS, NODES, SIZE_RANGES, size_range
@@ -19,6 +21,7 @@ from helios.model.slurm_site import PartitionRules
 from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import held_s, running_at, usage_by, wait_s, waiting_at
+from helios.report.advice_table import advice_by_kind
 from helios.units import HOUR_S, count_in_words, duration_in_words, in_number, percent
 
 LAST_JOBS = 50
@@ -102,6 +105,8 @@ def subject_report(
 ) -> SubjectAnswer:
     """Report the use, waits and last jobs of a user, account or partition.
 
+    Of a user there is advice, too.
+
     Parameters
     ----------
     kind : str
@@ -115,22 +120,27 @@ def subject_report(
     with open_context(replace(query, **chosen)) as context:
         jobs = _jobs(context, context.query.only)
         nodes = _nodes_of(context, name) if kind == "partition" and not query.hides_others else NODES.empty()
-        tables = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
-        sentences = [*_use_sentences(jobs, tables["by_size"], context)]
-        if rules is not None:
-            sentences += _rule_sentences(rules)
-        if len(nodes):
-            tables["nodes"] = ReportTable(title="Its nodes, as recorded", fields=NODE_FIELDS, rows=nodes)
-        tables["jobs"] = _last_jobs(context, jobs)
-        return SubjectAnswer(
-            kind=kind,
-            name=name,
-            title=context.title(f"{kind} {name}"),
-            sentences=tuple(sentences),
-            tables=tables,
-            notes=tables["by_size"].notes,
-            values={"rules": None if rules is None else rules},
-        )
+    tables = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
+    sentences = [*_use_sentences(jobs, tables["by_size"], context)]
+    notes = tables["by_size"].notes
+    if rules is not None:
+        sentences += _rule_sentences(rules)
+    if kind == "user":
+        loaded = LoadedHistory(cluster=context.cluster, jobs=jobs, timezone=context.timezone)
+        advice = advise_on(loaded, since=context.since, until=context.until)
+        tables["advice"], notes = advice_by_kind(advice.advice), (*notes, *advice.notes)
+    if len(nodes):
+        tables["nodes"] = ReportTable(title="Its nodes, as recorded", fields=NODE_FIELDS, rows=nodes)
+    tables["jobs"] = _last_jobs(context, jobs)
+    return SubjectAnswer(
+        kind=kind,
+        name=name,
+        title=context.title(f"{kind} {name}"),
+        sentences=tuple(sentences),
+        tables=tables,
+        notes=notes,
+        values={} if rules is None else {"rules": rules},
+    )
 
 
 def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
@@ -219,7 +229,7 @@ def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
     table = usage_by(
         group,
         jobs,
-        predictions=context.warehouse.predictions_of(context.cluster, jobs["submitted_at"].iloc[:0]),
+        predictions=None,
         since=context.since,
         until=context.until,
         now=context.query.now,

@@ -7,8 +7,9 @@ fewer than ``FEWEST_JOBS`` alike jobs, except where the counts alone suffice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,13 @@ ENDS = {
     JobState.TIMEOUT: ("limit_too_short", "reached their time limit", "Ask for more time, or save and resume."),
     JobState.OUT_OF_MEMORY: ("memory_too_small", "ran out of memory", "Ask for more memory."),
 }
+GROUP_COLUMNS = (
+    *(*KEYS, "job_id", "state", "run_time_s", "nodes", "time_limit_s", "memory_mib"),
+    *("cpu_s", "used_memory_mib"),
+)
+"""Columns of a group of alike jobs; the last two where use was measured."""
+Columns = Mapping[str, NDArray[Any]]
+"""Columns of alike jobs, in the order of the jobs."""
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -192,7 +200,7 @@ def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
 
 def alike_jobs(
     jobs: pd.DataFrame, request: str, *, fewest: int = FEWEST_JOBS, counted: Flags | None = None
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[Columns]:
     """Yield groups of alike jobs with equal values of ``request``.
 
     Parameters
@@ -206,9 +214,13 @@ def alike_jobs(
     """
     group = jobs.groupby([*KEYS, request], observed=True, dropna=False, sort=True).ngroup().to_numpy()
     is_large_enough = np.bincount(group, weights=counted) >= fewest if len(group) else np.zeros(0, dtype=bool)
-    is_kept = is_large_enough[group]
-    for _, alike in jobs[is_kept].groupby(group[is_kept]):
-        yield alike
+    kept = np.flatnonzero(is_large_enough[group])
+    kept = kept[np.argsort(group[kept], kind="stable")]
+    # Arrays, because pandas takes a millisecond for each of a dozen steps on each of some thousand groups.
+    columns = {name: jobs[name].to_numpy()[kept] for name in GROUP_COLUMNS if name in jobs}
+    bounds = [0, *(np.flatnonzero(np.diff(group[kept])) + 1).tolist(), len(kept)]
+    for first, end in pairwise(bounds if len(kept) else []):
+        yield {name: values[first:end] for name, values in columns.items()}
 
 
 def _with_unit(value: float, unit: str) -> str:
@@ -228,9 +240,9 @@ def _upper_bound(values: Floats) -> float:
     return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
 
-def describe_group(alike: pd.DataFrame, request: str = "") -> str:
+def describe_group(alike: Columns, request: str = "") -> str:
     """Return what alike jobs have in common, in words."""
-    values = {name: alike[name].iloc[0] for name in KEYS}  # reading a whole row takes a millisecond
+    values = {name: alike[name][0] for name in KEYS}
     name = f" {values['words']!r}" if values["words"] else ""
     size = [count_in_words(float(values["gpus"]), "GPU")] if values["gpus"] > 0 else []
     size += [count_in_words(int(values["cpus"]), "CPU")] if values["cpus"] > 0 else []
@@ -238,12 +250,16 @@ def describe_group(alike: pd.DataFrame, request: str = "") -> str:
     return f"Jobs{name}{where}" + (f" of {' and '.join(size)}" if size else "") + request
 
 
-def _hours_held(alike: pd.DataFrame) -> dict[str, Any]:
+def _hours_held(alike: Columns) -> dict[str, Any]:
     resource = "GPU" if (alike["gpus"] > 0).all() else "CPU"
-    units = alike["gpus"] if resource == "GPU" else alike["cpus"].fillna(1).clip(lower=1)
+    units = alike["gpus"] if resource == "GPU" else np.fmax(alike["cpus"], 1.0)
     hours = float((units * alike["run_time_s"]).sum()) / HOUR_S
-    last = {"user": str(alike["user"].iloc[-1]), "example": str(alike["job_id"].iloc[-1])}
-    return {**last, "jobs": len(alike), "hours": hours, "resource": resource}
+    last = {"user": str(alike["user"][-1]), "example": str(alike["job_id"][-1])}
+    return {**last, "jobs": len(units), "hours": hours, "resource": resource}
+
+
+def _rows(alike: Columns, chosen: Flags) -> Columns:
+    return {name: values[chosen] for name, values in alike.items()}
 
 
 def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
@@ -251,9 +267,9 @@ def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
 
-def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
-    limit_s = float(alike["time_limit_s"].iloc[0])
-    run_s = alike["run_time_s"].to_numpy(dtype=np.float64)
+def _limit_too_long(alike: Columns) -> Advice | None:
+    limit_s = float(alike["time_limit_s"][0])
+    run_s = alike["run_time_s"]
     # A job that reached its limit would have run longer, for an unknown time.
     needed_s = _upper_bound(np.where(alike["state"] == JobState.TIMEOUT, np.inf, run_s))
     if not math.isfinite(needed_s) or math.isnan(limit_s):
@@ -274,22 +290,22 @@ def _limit_too_long(alike: pd.DataFrame) -> Advice | None:
     )
 
 
-def _ended_jobs_advice(alike: pd.DataFrame, state: JobState, request: str) -> Advice | None:
+def _ended_jobs_advice(alike: Columns, state: JobState, request: str) -> Advice | None:
     ended = alike["state"] == state
     count = int(ended.sum())
     if count < FEWEST_LOST:
         return None
-    low, high = share_interval(count, len(alike))
+    low, high = share_interval(count, len(alike["user"]))
     if low < OFTEN:
         return None
     kind, problem, remedy = ENDS[state]
-    request_value = float(alike[request].iloc[0])
+    request_value = float(alike[request][0])
     size = "" if math.isnan(request_value) else f" with {_format_request(request, request_value)}"
-    lost = _hours_held(alike[ended])
+    lost = _hours_held(_rows(alike, ended))
     return Advice(
         kind=kind,
         which=describe_group(alike, size),
-        sentence=f"{count:,} of {len(alike):,} {problem}, "
+        sentence=f"{count:,} of {len(alike['user']):,} {problem}, "
         f"after {lost['hours']:,.0f} {lost['resource']} hours. {remedy}",
         interval=Interval(meaning="their share, 95 % sure", low=low, high=high, unit="share"),
         **_hours_held(alike),
@@ -302,10 +318,10 @@ def _format_request(request: str, amount: float) -> str:
     return "no time limit" if math.isinf(amount) else f"a limit of {duration_in_words(amount)}"
 
 
-def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
-    requested_mib, used_mib = float(alike["memory_mib"].iloc[0]), alike["used_memory_mib"].to_numpy(dtype=np.float64)
+def _memory_too_large(alike: Columns) -> Advice | None:
+    requested_mib, used_mib = float(alike["memory_mib"][0]), alike["used_memory_mib"]
     needed_mib = _upper_bound(np.where(alike["state"] == JobState.OUT_OF_MEMORY, np.inf, used_mib))
-    if len(alike) < FEWEST_JOBS or math.isnan(requested_mib) or not math.isfinite(needed_mib):
+    if len(alike["user"]) < FEWEST_JOBS or math.isnan(requested_mib) or not math.isfinite(needed_mib):
         return None
     proposed_gib = math.ceil(MEMORY_MARGIN * needed_mib / 1024)
     if requested_mib < EXCESS_RATIO * 1024 * proposed_gib or (alike["nodes"] > 1).any():  # --mem is for each node
@@ -320,10 +336,10 @@ def _memory_too_large(alike: pd.DataFrame) -> Advice | None:
     )
 
 
-def _unused_cpus(alike: pd.DataFrame) -> Advice | None:
-    requested, busy = float(alike["cpus"].iloc[0]), (alike["cpu_s"] / alike["run_time_s"]).to_numpy(dtype=np.float64)
+def _unused_cpus(alike: Columns) -> Advice | None:
+    requested, busy = float(alike["cpus"][0]), (alike["cpu_s"] / alike["run_time_s"])
     needed = _upper_bound(busy)
-    if len(alike) < FEWEST_JOBS or math.isnan(requested) or not math.isfinite(needed):
+    if len(alike["user"]) < FEWEST_JOBS or math.isnan(requested) or not math.isfinite(needed):
         return None
     proposed = max(math.ceil(needed), 1)
     if requested < EXCESS_RATIO * proposed:

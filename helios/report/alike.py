@@ -129,7 +129,7 @@ def compare_alike(jobs: pd.DataFrame, job: pd.Series[Any], *, waited_s: float) -
         others = others[(others[key] == wanted[key]) | (others[key].isna() & pd.isna(wanted[key]))]
     run_s = float(job["run_time_s"]) if "run_time_s" in job.index else np.nan
     return AlikeJobs(
-        which=describe_group(own),
+        which=describe_group({str(name): own[name].to_numpy() for name in own}),
         jobs=len(others),
         run_time=AmongAlike.of(run_s, others["run_time_s"].to_numpy(dtype=np.float64)),
         wait=AmongAlike.of(waited_s, wait_s(others)),

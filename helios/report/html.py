@@ -151,6 +151,7 @@ def filled_sections(
     for section in sections:
         figures = [figure for draw in section.figures if (figure := inline(draw))]
         tables = [table if isinstance(table, TableCells) else to_cells(table) for table in section.tables]
+        tables = [table for table in tables if table.rows]
         if section.sentences or figures or tables or has_more(section):
             filled.append((section, figures, tables))
     return filled
@@ -184,7 +185,8 @@ def write_cell(value: Any, field: Field, *, timezone: str) -> str:
         return duration(value) if math.isfinite(value) else "unlimited"
     if field.kind in {FieldKind.COUNT, FieldKind.DECIMAL}:
         return f"{value:,.{0 if field.kind is FieldKind.COUNT else 1}f}"
-    return write_values(value, field.kind, timezone=timezone)
+    text = write_values(value, field.kind, timezone=timezone)
+    return text.replace("T", " ") if field.kind is FieldKind.MOMENT else text
 
 
 def render_energy(ledger: EnergyLedger) -> str:

@@ -15,27 +15,22 @@ from helios.model.trial_runs import TrialRun
 from helios.ports import Progress, no_progress
 from helios.training.elastic_sim.learned_profile import LearnedProfile, learn_profile
 from helios.training.elastic_sim.profiles import ModelProfile, read_profile
-from helios.training.elastic_sim.published_rules import PublishedService
-from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, simulate
-from helios.training.model import Device
+from helios.training.elastic_sim.simulator import ROUND_S, ElasticJob, JobOutcome, make_devices, simulate
 from helios.training.past_runs import runs_of_sweep
 from helios.training.pool.devices import find_devices
 from helios.training.pool.elastic_state import CHANGE_S, begin_with
 from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family
 from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.services import build_for_pool, choose_common_service
-from helios.training.services.elastic import Elastic
+from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.model import BatchLimits, ElasticState
 from helios.training.sizes.placing import place_asked, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot
+from helios.training.sizes.snapshot import ElasticSnapshot, Placement
 from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome
 from helios.units import count_in_words, percent
 
 MOST_TRIALS = 192
 """Trials that are simulated at most."""
-CHANGES, STARTS = "as changes took", "as starts took, since no trial changed its size yet"
-"""From what is known how long a change takes, the better source first."""
-
 Profile = ModelProfile | LearnedProfile
 
 
@@ -83,7 +78,7 @@ def elastic_whatif(
         raise UsageError(f"{count} GPUs are no whole nodes of {gpus_per_node}.", hint="Give a multiple: --gpus 16")
     nodes = (gpus_per_node or count,) * (count // (gpus_per_node or count))
     notes = [f"{choice.name} has the option {name} = {json.dumps(value)}." for name, value in choice.options.items()]
-    jobs, costs_s = list[ElasticJob](), {CHANGES: list[float](), STARTS: [], "which is assumed": [CHANGE_S]}
+    jobs, costs_s = list[ElasticJob](), (list[float](), list[float]())
     for name, sweep in zip(pool_names(paths), sweeps, strict=True):
         drawn = sweep.draws(max(1, MOST_TRIALS // len(sweeps)), seed=seed)
         if len(drawn) < sweep.trials:
@@ -108,16 +103,21 @@ def elastic_whatif(
                 every_s=elastic.every_s,
                 weight=sweep.weight,
                 family=f"{name} {profile.name}",
+                measured=profile.measured if isinstance(profile, LearnedProfile) and profile.name else (),
             )
             for number, profile in enumerate(known)
         ]
-    source, known_s = next((source, known_s) for source, known_s in costs_s.items() if known_s)
-    change_s = max(1, round(median(known_s)))
-    notes.append(f"A start, and a change of devices, takes {change_s} s, {source}.")
+    starts_s, changes_s = costs_s
+    start_s, change_s = (max(1, round(median(known_s or starts_s or [CHANGE_S]))) for known_s in costs_s)
+    start = f"A start takes {start_s} s" + ("" if starts_s else ", which is assumed")
+    change = (
+        f"a change on a node {change_s} s" if changes_s else "so does a change, since no trial changed its size yet"
+    )
+    notes.append(f"{start}, and {change}.")
     notes.append(f"All trials begin at once, sizes are decided every {ROUND_S} s, and no trial ends early.")
     if profiles is not None:
         notes.append("Batches follow what trials learn at any time; a pool asks for one with other devices.")
-    pool = _Pool(nodes, change_s)
+    pool = _Pool(nodes, change_s=change_s, start_s=start_s)
     fixed = pool.fixed_sizes(jobs)
     rules = {}
     for step, (rule, sizes) in enumerate({choice.name: [job.gpus for job in jobs], **fixed}.items()):
@@ -141,13 +141,9 @@ def elastic_whatif(
 class _Pool:
     """A pool that is simulated."""
 
-    def __init__(self, nodes: Sequence[int], change_s: int) -> None:
-        self._gpus, self._change_s = sum(nodes), change_s
-        self._devices = tuple(
-            Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
-            for node, count in enumerate(nodes)
-            for place in range(count)
-        )
+    def __init__(self, nodes: Sequence[int], **pauses_s: int) -> None:
+        self._gpus, self._pauses_s = sum(nodes), pauses_s
+        self._devices = make_devices(nodes)
         self._sizes: list[int] = possible_sizes(ElasticSnapshot(0, (), tuple(nodes))).tolist()
         self._alone_s: dict[tuple[int, int], int] = {}
 
@@ -192,8 +188,11 @@ class _Pool:
         )
 
     def _run(self, jobs: Sequence[ElasticJob], service: Elastic | None) -> list[JobOutcome]:
-        keeping = PublishedService(lambda now: place_asked(now, sorted(now.jobs, key=lambda job: not job.placement)))
-        return simulate(jobs, service or keeping, devices=self._devices, change_s=self._change_s)
+        def keep(now: ElasticSnapshot) -> Mapping[int, Placement]:
+            return place_asked(now, sorted(now.jobs, key=lambda job: not job.placement))
+
+        service = service or Elastic(ElasticOptions(), keep)
+        return simulate(jobs, service, devices=self._devices, **self._pauses_s)
 
     def _equal_share_s(self, job: ElasticJob, end_s: int, ends_s: Sequence[int]) -> float:
         """Return how long a trial takes alone on its equal share.
@@ -235,7 +234,7 @@ def _learn_profiles(
     drawn: Sequence[Mapping[str, Any]],
     *,
     notes: list[str],
-    costs_s: Mapping[str, list[float]],
+    costs_s: tuple[list[float], list[float]],
 ) -> list[Profile]:
     """Return the profile of each trial by earlier runs.
 
@@ -248,8 +247,8 @@ def _learn_profiles(
     alike = [run for run in told if run.device_model == told[-1].device_model]
     for run in alike:
         state = begin_with(new, elastic, [run.sizes])
-        costs_s[CHANGES].extend([run.sizes["pause_s"]] if "pause_s" in run.sizes else [])
-        costs_s[STARTS].extend([] if run.start_up_s is None else [run.start_up_s])
+        costs_s[0].extend([] if run.start_up_s is None else [run.start_up_s])
+        costs_s[1].extend([run.sizes["pause_s"]] if "pause_s" in run.sizes else [])
         if state.measured and state.gradient and state.batch and state.work:
             shown.setdefault(run.family, []).append(state)
     if not shown:
@@ -261,10 +260,12 @@ def _learn_profiles(
     shown[""] = every = list(chain.from_iterable(shown.values()))
     known = {name: learn_profile(name, limits, states) for name, states in shown.items()}
     families = [family(sweep, parameters) for parameters in drawn]
+    used = [known.get(name, known[""]).limits.smallest for name in families]
     sizes = sorted({step.gpus for state in every for step, _ in state.measured})
+    batches = " to ".join(f"{batch:,}" for batch in sorted({min(used), max(used)}))
     notes.append(
         f"Trials of {sweep.path.name} are as {count_in_words(len(every), 'earlier run')} on {alike[-1].device_model} "
-        f"showed, with devices: {', '.join(map(str, sizes))}. Their batch stays {known[''].limits.smallest:,}."
+        f"showed, with devices: {', '.join(map(str, sizes))}. Their batch stays {batches}."
     )
     if others := [run.device_model for run in told if run not in alike]:
         notes.append(f"{len(others):,} runs on other devices are left out, such as on {others[0]}.")

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import sqlalchemy as sa
 
 from helios import model
 from helios.errors import FrameInvalid
 from helios.model import columns_of_id
 from helios.warehouse import schema
+from helios.warehouse.bulk import arrow_schema
 from helios.warehouse.clusters import find_cluster_id
 from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import ORDER, RowStore, between, select_columns
+
+ROWS_AT_ONCE = 5_000
+"""Rows of a list of jobs that are in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Jobs that a list has.
+
+    Attributes
+    ----------
+    since, until : datetime
+        They were submitted in [since, until).
+    only : mapping of str to collection of str
+        Texts of category columns: a job must have one of them in each column. An empty collection holds all.
+    name_part : str
+        Text within the job's name, in any case. Empty for all.
+    """
+
+    since: datetime
+    until: datetime
+    only: Mapping[str, Collection[str]] = field(default_factory=dict)
+    name_part: str = ""
 
 
 class JobStore(RowStore):
@@ -83,6 +109,48 @@ class JobStore(RowStore):
                 types,
                 StringTable(connection, self._bulk),
             )
+
+    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int) -> int:
+        """Return the number of jobs of a list, counted up to ``most``."""
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())
+
+    def list_jobs(
+        self, cluster: str, wanted: JobFilter, *, columns: Sequence[str], sort: str, first: int, most: int
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the jobs of a list in parts, ordered by the database.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Columns of ``JOBS``.
+        sort : str
+            One of these, behind a minus for the largest first. What is unknown comes last, and equal ones come the last
+            submitted first.
+        first, most : int
+            Number of jobs before the first one that is wanted, and most jobs that are.
+        """
+        types = {name: model.JOBS.by_name[name].dtype for name in columns}
+        by = schema.jobs.c[sort.removeprefix("-")]
+        newest = [schema.jobs.c[name].desc() for name in ORDER]
+        order: list[sa.ColumnElement[Any]] = [by.desc() if sort.startswith("-") else by.asc()]
+        if by.name not in schema.NEVER_MISSING:  # else the key has this order already
+            order.insert(0, by.is_(None))
+        elif not sort.startswith("-"):
+            newest = [schema.jobs.c[name].asc() for name in ORDER]
+        with reading(self._engine) as connection:
+            query = _filtered(connection, find_cluster_id(connection, cluster), wanted, columns)
+            query = query.order_by(*order, *(each for each in newest if each.element is not by))
+            rows = connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query.offset(first).limit(most))
+            for part in rows.partitions():
+                arrays = [
+                    pa.array(values, kind.type)
+                    for values, kind in zip(zip(*part, strict=True), arrow_schema(query), strict=True)
+                ]
+                table = pa.table(arrays, names=list(columns))
+                with reading(self._engine) as other:  # the first connection is in the midst of its rows
+                    yield frame_of(table, types, StringTable(other, self._bulk))
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the jobs with an id as people write it, in submission order.
@@ -193,6 +261,19 @@ class JobStore(RowStore):
                 jobs.cluster_id == find_cluster_id(connection, cluster)
             )
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
+
+
+def _filtered(connection: sa.Connection, cluster_id: int, wanted: JobFilter, columns: Sequence[str]) -> sa.Select[Any]:
+    """Return the query of the jobs of a list."""
+    query = between(
+        select_columns(schema.jobs, cluster_id, columns), schema.jobs.c.submitted_at, wanted.since, wanted.until
+    )
+    for name, texts in wanted.only.items():
+        if texts:
+            query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
+    if wanted.name_part:
+        query = query.where(schema.jobs.c.name.icontains(wanted.name_part, autoescape=True))
+    return query
 
 
 def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,6 +44,8 @@ from helios.web.table import CONTROLS
 COOKIE = "helios_token"
 CACHED_S = 60.0
 """How long a page of the history is shown before it is made again, s."""
+FOLLOWED_S = 5.0
+"""How long a page that follows the queue is shown, s. All tabs of a reader then cost one page in that time."""
 CACHED_PAGES = 256
 _NOTHING_ELSE = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
 HEADERS = {
@@ -59,6 +61,8 @@ REPORT_HEADERS = {
     "Content-Security-Policy": f"{_NOTHING_ELSE}style-src 'unsafe-inline'; img-src data:",
 }
 """A written report runs no scripts at all."""
+FRAMED = "frame-ancestors 'none'"
+"""What a card says of the pages that may show it in a frame, unless sites are set."""
 STATIC_HEADERS = {**HEADERS, "Cache-Control": "private, max-age=86400"}
 """Files of this version, whose number is in their address."""
 STATIC_KINDS = {".js": "text/javascript", ".css": "text/css"}
@@ -67,6 +71,10 @@ ANSWERED_AT_ONCE = 4
 """Readers who are answered at once. Pages are made in threads, which share one processor for the most part."""
 MOST_READERS = 64
 """Readers who are answered or wait for it. More are told to come later."""
+MOST_FOLLOWERS = MOST_READERS // 2
+"""Of these, pages that are asked for again by themselves. The other half is left to who clicks."""
+FOLLOWS = "x-helios-follow"
+"""Header of a page that is asked for again by itself."""
 MOST_OF_READER = 8
 """Of these, those of one user of the proxy, so that nobody keeps all others waiting."""
 ANSWER_S = 120.0
@@ -91,6 +99,8 @@ class Access:
         Header in which a proxy names the user. Empty where whoever has the token sees all.
     admins, managers : frozenset of str
         Users of the proxy who see all, and those who see sums over all.
+    framed_by : tuple of str
+        Origins of the sites whose pages may show a card in a frame.
     """
 
     token: str
@@ -98,6 +108,7 @@ class Access:
     user_header: str = ""
     admins: frozenset[str] = frozenset()
     managers: frozenset[str] = frozenset()
+    framed_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.token) < 16:
@@ -121,10 +132,13 @@ class _Cache:
     pages: OrderedDict[Any, tuple[float, Page]] = field(default_factory=OrderedDict)
     lock: Lock = field(default_factory=Lock)
 
-    def get(self, key: Any) -> Page | None:
+    def get(self, key: Any, *, is_cached: bool) -> Page | None:
         with self.lock:
-            made = self.pages.get(key)
-            return made[1] if made is not None and time.monotonic() - made[0] < CACHED_S else None
+            made_at, page = self.pages.get(key, (0.0, None))
+            if page is None:
+                return None
+            shown_s = CACHED_S if is_cached else FOLLOWED_S if page.follows else 0.0
+            return page if time.monotonic() - made_at < shown_s else None
 
     def put(self, key: Any, page: Page) -> None:
         with self.lock:
@@ -151,7 +165,9 @@ class _Admission:
         reader = _authenticate(request, self._access)
         if isinstance(reader, Response):
             await reader(scope, receive, send)
-        elif self._readers >= MOST_READERS or (reader.user and self._of_user[reader.user] >= MOST_OF_READER):
+        elif self._readers >= (MOST_FOLLOWERS if FOLLOWS in request.headers else MOST_READERS) or (
+            reader.user and self._of_user[reader.user] >= MOST_OF_READER
+        ):
             await _refuse(request, 503, "Too many pages are asked for. Ask again in a minute.")(scope, receive, send)
         else:
             self._readers += 1
@@ -183,9 +199,10 @@ class _Question:
         address = Address(path=self.address.path, given=self.address.window) if window_only else self.address
         try:
             is_history = self.site.history() is not None
+            age = self.site.age(self.reader, until=address.given.get("to", ""))
         except HeliosError:  # the page that says so has the whole menu
-            is_history = False
-        return render_page(address, self.reader, page, route=self.route, is_history=is_history, lines=lines)
+            is_history, age = False, ""
+        return render_page(address, self.reader, page, route=self.route, is_history=is_history, age=age, lines=lines)
 
 
 def web_application(site: Site, access: Access) -> ASGIApp:
@@ -202,7 +219,7 @@ def web_application(site: Site, access: Access) -> ASGIApp:
 
 
 def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
-    known = {*route.query, *WINDOW, *CONTROLS}
+    known, card_headers = {*route.query, *WINDOW, *CONTROLS}, _card_headers(access)
 
     def answer(request: Request) -> Response:
         reader = _authenticate(request, access)
@@ -221,7 +238,8 @@ def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:
                 raise PageMissing("There is no such page.", hint="The address has control characters.")
             if not route.is_for(reader):
                 raise PageMissing("This page is not for you.", hint="Your own jobs are on the first page.")
-            return _page_response(question, _made(route, site, reader, given, cache))
+            page = _made(route, site, reader, given, cache)
+            return _page_response(question, page, headers=card_headers if page.is_card else HEADERS)
         except (PageMissing, JobUnknown, SubjectUnknown, NoSuchCluster) as reason:
             return _problem_response(question, reason, 404)
         except HeliosError as reason:
@@ -235,7 +253,7 @@ def _made(route: Route, site: Site, reader: Reader, given: Mapping[str, str], ca
     """Return the page with all rows of its table, made at most once a minute."""
     asked = {name: value for name, value in given.items() if name in route.query or f"{{{name}}}" in route.path}
     key = (reader, route.path, tuple(sorted(asked.items())))
-    page = cache.get(key) if route.is_cached else None
+    page = cache.get(key, is_cached=route.is_cached)
     if page is None:
         page = route.make(site, reader, asked)
         cache.put(key, page)
@@ -301,19 +319,19 @@ def _wants_json(request: Request) -> bool:
     return "application/json" in wanted and "text/html" not in wanted
 
 
-def _page_response(question: _Question, page: Page) -> Response:
+def _page_response(question: _Question, page: Page, *, headers: Mapping[str, str] = HEADERS) -> Response:
     """Return a page in the form that is asked for.
 
     HTML, JSON, CSV, or the picture of one of its charts.
     """
     if question.wants_json:
         # JSON has no NaN and no infinity: they become null.
-        plain = json.loads(json.dumps(page.to_json(), default=str), parse_constant=lambda _: None)
+        plain = json.loads(json.dumps(page.to_json(question.address.given), default=str), parse_constant=lambda _: None)
         return JSONResponse(plain, headers=HEADERS)
     form = question.address.given.get("format", "")
     if form == "csv" and page.data is not None:
         name = re.sub(r"[^a-z0-9]+", "-", page.title.lower()).strip("-")
-        return Response(
+        return StreamingResponse(
             page.data.to_csv(question.address.given),
             media_type="text/csv; charset=utf-8",
             headers={**HEADERS, "Content-Disposition": f'attachment; filename="{name}.csv"'},
@@ -324,7 +342,15 @@ def _page_response(question: _Question, page: Page) -> Response:
         return Response(draw_chart(chart), media_type="image/svg+xml", headers=HEADERS)
     if form:
         raise PageMissing(f"This page is not there as {form}.")
-    return HTMLResponse(question.html(page), headers=HEADERS)
+    return HTMLResponse(question.html(page), headers=headers)
+
+
+def _card_headers(access: Access) -> dict[str, str]:
+    """Return the headers of a page that some sites may frame."""
+    if not access.framed_by:
+        return HEADERS
+    policy = HEADERS["Content-Security-Policy"].replace(FRAMED, f"frame-ancestors {' '.join(access.framed_by)}")
+    return {**HEADERS, "Content-Security-Policy": policy}
 
 
 def _search_response(site: Site, access: Access, request: Request) -> Response:

@@ -11,7 +11,7 @@ from helios.errors import UsageError
 from helios.model import Snapshot
 from helios.report.html import PageSection
 from helios.web.chart import Chart
-from helios.web.table import DataTable
+from helios.web.table import PageTable
 
 if TYPE_CHECKING:
     from helios.web.site import Site
@@ -84,14 +84,14 @@ class Section(PageSection):
     Attributes
     ----------
     charts : sequence of Chart
-    data : DataTable, optional
+    data : PageTable, optional
         At most one section of a page has one.
     id : str
         Its anchor, for links within a page.
     """
 
     charts: Sequence[Chart] = ()
-    data: DataTable | None = None
+    data: PageTable | None = None
     id: str = ""
 
 
@@ -109,6 +109,8 @@ class Page:
         Query parameters in the form on the page.
     follows : bool
         Whether the page is asked for again every few seconds, without a reload.
+    is_card : bool
+        Whether it is a part of another page, without the menu. Pages of ``web.framed_by`` may frame it.
     """
 
     title: str
@@ -117,6 +119,7 @@ class Page:
     values: Mapping[str, Any] = field(default_factory=dict)
     form_fields: Sequence[str] = ()
     follows: bool = False
+    is_card: bool = False
 
     @property
     def charts(self) -> list[Chart]:
@@ -124,15 +127,19 @@ class Page:
         return [chart for section in self.sections if isinstance(section, Section) for chart in section.charts]
 
     @property
-    def data(self) -> DataTable | None:
+    def data(self) -> PageTable | None:
         """The table that is sorted, paged and filtered."""
         found = (section.data for section in self.sections if isinstance(section, Section))
         return next((data for data in found if data is not None), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content as plain values."""
+    def to_json(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the content as plain values.
+
+        ``given`` has the controls of its table, which choose rows.
+        """
         charts = {chart.name: chart.to_json() for chart in self.charts}
-        return {**self.values, **({"charts": charts} if charts else {})}
+        chosen = {} if self.data is None else self.data.to_json(self.values, given)
+        return {**self.values, **chosen, **({"charts": charts} if charts else {})}
 
 
 class PageMissing(UsageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
@@ -34,7 +35,22 @@ LABELS = {
     "partition": "Partition",
     "by": "Group by",
     "result": "Result",
+    "state": "State",
+    "name": "Name has",
 }
+HEADS = {
+    "JobID": "Job",
+    "P50Wait": "Median wait",
+    "P50Run": "Median run",
+    "LostGPUh": "GPU hours lost",
+    "LostCPUh": "CPU hours lost",
+    "OverAsk": "Limit / run",
+    "PredGPUh": "Predicted GPU hours",
+    "RunGPUs": "GPUs held",
+    "WaitGPUs": "GPUs waited for",
+}
+"""Heads of columns that their fields' names do not say; others are split into words."""
+_NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 WINDOW = ("from", "to")
 WINDOWS = {"Day": "now-1days", "Week": "now-7days", "4 weeks": "now-4weeks", "Year": "now-365days"}
 """Windows that a click picks, by where they begin."""
@@ -48,6 +64,15 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def head_in_words(name: str) -> str:
+    """Return the head of a column for a field's name, such as ``GPU hours`` for ``GPUHours``."""
+    first, *others = _NEXT_WORD.split(HEADS.get(name, name))
+    return " ".join([first, *(word if word.isupper() else word[:1].lower() + word[1:] for word in others)])
+
+
+_PAGES.filters["head"] = head_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +114,7 @@ def render_page(
     *,
     route: Route | None,
     is_history: bool = False,
+    age: str = "",
     lines: Sequence[str] = (),
 ) -> str:
     """Return a page as HTML.
@@ -99,6 +125,8 @@ def render_page(
         None for a page that is in no place, such as what a search finds.
     is_history : bool
         Whether no live Slurm stands behind the pages.
+    age : str
+        How old what is shown is, where that is not the present.
     lines : sequence of str
         Sentences before everything else.
     """
@@ -113,6 +141,7 @@ def render_page(
             (section, figures, tables, _charts(section), _view(section, address))
             for section, figures, tables in filled_sections(page.sections, has_more=_has_more)
         ],
+        age=age,
         lines=lines,
         places=_places(readable),
         place=route.place if route else "",
@@ -152,7 +181,7 @@ def _charts(section: PageSection) -> list[tuple[Chart, TableCells]]:
 
 def _view(section: PageSection, address: Address) -> TableView | None:
     data = section.data if isinstance(section, Section) else None
-    return None if data is None or data.answer.rows.empty else data.view(address.given)
+    return None if data is None or data.is_empty else data.view(address.given)
 
 
 def _places(readable: Sequence[Route]) -> dict[MenuPlace, str]:

@@ -7,8 +7,10 @@ from importlib import import_module
 
 from helios.web.page import MenuPlace, Role, Route
 from helios.web.pages.advice import advice_page
+from helios.web.pages.card import card_page
 from helios.web.pages.history import history_page
 from helios.web.pages.job import job_page
+from helios.web.pages.jobs import JOB_CHOICE, jobs_page
 from helios.web.pages.nodes import nodes_page
 from helios.web.pages.queue import now_page, queue_page, waiting_page
 from helios.web.pages.report_page import CHOICE, WINDOW
@@ -39,6 +41,7 @@ ROUTES = (
         is_cached=False,
         needs_slurm=True,
     ),
+    Route("/card", "The own jobs, for a frame on another page", card_page, readers=Role.USER, is_cached=False),
     Route("/waiting", "Who waits, by partition and user", waiting_page, query=CHOICE, menu_name="Who waits"),
     Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", needs_slurm=True),
     Route("/nodes/{node}", "One node: its jobs, events, what Helios did", node_page, query=WINDOW, parent="/nodes"),
@@ -105,11 +108,21 @@ ROUTES = (
         parent="/users",
     ),
     Route(
+        "/jobs",
+        "Jobs of a window, the newest first",
+        jobs_page,
+        query=JOB_CHOICE,
+        place=MenuPlace.HISTORY,
+        menu_name="Jobs",
+        readers=Role.USER,
+    ),
+    Route(
         "/jobs/{job}",
         "One job: its life, prediction, place, alike jobs",
         job_page,
         place=MenuPlace.HISTORY,
         readers=Role.USER,
+        parent="/jobs",
         is_cached=False,
     ),
     Route(

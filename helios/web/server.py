@@ -135,6 +135,7 @@ def open_server(settings: Settings, *, token: str, cluster: str | None = None) -
         user_header=web.user_header,
         admins=frozenset(_names(web.admins)),
         managers=frozenset(_names(web.managers)),
+        framed_by=tuple(_names(web.framed_by)),
     )
     site = Site(settings, cluster=cluster)
     server = WebServer(web_application(site, access), listen=web.listen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Any
 
@@ -18,15 +18,19 @@ from helios.app.explain import explain, find_queued
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.config import Settings
-from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster
+from helios.dates import parse_date
+from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot
 from helios.model.slurm_site import PartitionRules
 from helios.report.job import JobExplanation
+from helios.units import rounded_duration
 from helios.warehouse import Warehouse
 from helios.web.page import PageMissing, Reader
 
 LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
+OLD = timedelta(days=1)
+"""Age of the end of a window from which on a reader is told."""
 RULES_S = 60.0
 """Time between two readings of Slurm's rules, s."""
 
@@ -76,6 +80,27 @@ class Site:
             found = history_alone(self.settings, self.cluster, now=self.clock())
             self._history = (time.monotonic(), found)
         return self._history[1]
+
+    def age(self, reader: Reader, *, until: str = "") -> str:
+        """Return a sentence on how old what is shown is, empty for the present.
+
+        Parameters
+        ----------
+        until : str
+            End of the window, as typed. Empty for the present.
+        """
+        name, now = self.history(), self.clock()
+        if name is None:
+            try:
+                end = parse_date(until or "now", now=now, timezone="UTC", is_end=True)
+            except UsageError:
+                return ""  # the page says so
+            return f"This window ended {_ago(end, now)}." if now - end > OLD else ""
+        if not reader.sees_sums:
+            return f"This is a {NOT_LIVE}."  # its last job may be another user's
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            last = choose_cluster(warehouse, name)["last_submitted_at"].to_pydatetime()
+        return f"This is a {NOT_LIVE}: its last job was submitted {_ago(last, now)}."
 
     def prepare(self) -> None:
         """Find out the last weeks of a history, so that the first reader does not wait for it."""
@@ -238,3 +263,7 @@ class Site:
             hides_others=not sees_all,
             **picked,
         )
+
+
+def _ago(moment: datetime, now: datetime) -> str:
+    return f"on {moment:%Y-%m-%d}, {rounded_duration((now - moment).total_seconds())} ago"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -22,16 +23,51 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """First letters of a text that a spreadsheet would take for a formula."""
 
 
+class PageTable(Protocol):
+    """Table of a page, of any length, whose controls are query parameters."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no row, whatever is looked for."""
+        ...
+
+    def view(self, given: Mapping[str, str]) -> TableView:
+        """Return what a page shows of it.
+
+        Raises
+        ------
+        UsageError
+            There is no such column to sort by, or no such page.
+        """
+        ...
+
+    def to_csv(self, given: Mapping[str, str]) -> Iterator[str]:
+        """Yield the chosen rows as CSV, with values as in JSON."""
+        ...
+
+    def to_json(self, values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the controls change in the values of the page."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataTable:
-    """A table of any length.
+    """A table in memory.
 
     Attributes
     ----------
     answer : ReportTable
+    key : str
+        Name of its rows in the values of the page, in the same order.
     """
 
     answer: ReportTable
+    key: str = "rows"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no row, whatever is looked for."""
+        return self.answer.rows.empty
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -47,11 +83,8 @@ class DataTable:
             There is no such column to sort by, or no such page.
         """
         rows = self._chosen_rows(given)
-        pages = max(-(-len(rows) // ROWS_OF_PAGE), 1)
-        number = given.get("page") or "1"
-        if not number.isdecimal() or not 1 <= int(number) <= pages:
-            raise UsageError(f"page={number} is not here.", hint=f"There are {pages:,} pages.")
-        first = (int(number) - 1) * ROWS_OF_PAGE
+        number, pages = page_number(given, len(rows))
+        first = (number - 1) * ROWS_OF_PAGE
         shown = replace(self.answer, rows=rows.iloc[first : first + ROWS_OF_PAGE])
         total = self.answer.total if self.answer.total and not given.get("find") and len(rows) > 1 else None
         return TableView(
@@ -62,25 +95,29 @@ class DataTable:
             else tuple(write_cell(total.get(field.column), field, timezone=shown.timezone) for field in self.fields),
             rows=len(rows),
             first=first + 1 if len(rows) else 0,
-            page=int(number),
+            page=number,
             pages=pages,
             sort=given.get("sort", ""),
             find=given.get("find", ""),
         )
 
-    def to_csv(self, given: Mapping[str, str]) -> str:
-        """Return all chosen rows as CSV, with values as in JSON."""
-        rows = self._chosen_rows(given)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\r\n")
-        writer.writerow([field.column for field in self.fields])
-        columns = [[_plain(value, field) for value in rows[field.column].tolist()] for field in self.fields]
-        writer.writerows(zip(*columns, strict=True))
-        return text.getvalue()
+    def to_csv(self, given: Mapping[str, str]) -> Iterator[str]:
+        """Yield the chosen rows of all pages as CSV."""
+        return write_csv([replace(self.answer, rows=self._chosen_rows(given))], self.fields)
+
+    def to_json(self, values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the chosen rows, those of one page where it is asked for."""
+        if not any(given.get(name) for name in ("sort", "page", "find")):
+            return {}
+        places = self._chosen_rows(given).index.tolist()
+        if given.get("page"):
+            number, _ = page_number(given, len(places))
+            places = places[(number - 1) * ROWS_OF_PAGE : number * ROWS_OF_PAGE]
+        return {self.key: [values[self.key][place] for place in places]}
 
     def _chosen_rows(self, given: Mapping[str, str]) -> pd.DataFrame:
         """Return the rows with the text looked for, in order."""
-        rows = self.answer.rows
+        rows = self.answer.rows.reset_index(drop=True)
         if text := given.get("find", "").casefold():
             texts = [field.column for field in self.fields if field.kind is FieldKind.TEXT]
             found = pd.Series(False, index=rows.index)
@@ -113,6 +150,10 @@ class TableView:
         Number of all rows, number of the first one shown, page, and number of pages.
     sort, find : str
         As asked.
+    sorted_by : collection of str, optional
+        Names of the fields to sort by. None for all.
+    is_searched : bool
+        Whether a text can be looked for in the rows.
     """
 
     cells: TableCells
@@ -124,12 +165,17 @@ class TableView:
     pages: int
     sort: str
     find: str
+    sorted_by: Collection[str] | None = None
+    is_searched: bool = True
 
     def next_sort(self, field: Field) -> str:
         """Return the order that a column's head asks for.
 
-        Numbers begin with the largest, texts with A; a second time turns it round.
+        It is empty where rows are not sorted by that. Numbers begin with the largest, texts with A; a second time turns
+        it round.
         """
+        if self.sorted_by is not None and field.name not in self.sorted_by:
+            return ""
         first = field.name if field.kind is FieldKind.TEXT else f"-{field.name}"
         return first if self.sort != first else (field.name if first.startswith("-") else f"-{field.name}")
 
@@ -138,6 +184,35 @@ class TableView:
         if self.sort.removeprefix("-") != field.name:
             return ""
         return "descending" if self.sort.startswith("-") else "ascending"
+
+
+def page_number(given: Mapping[str, str], rows: int) -> tuple[int, int]:
+    """Return the page that is asked for, and the number of pages.
+
+    Raises
+    ------
+    UsageError
+        There is no such page.
+    """
+    pages = max(-(-rows // ROWS_OF_PAGE), 1)
+    number = given.get("page") or "1"
+    if not number.isdecimal() or not 1 <= int(number) <= pages:
+        raise UsageError(f"page={number} is not here.", hint=f"There are {pages:,} pages.")
+    return int(number), pages
+
+
+def write_csv(parts: Iterable[ReportTable], fields: Sequence[Field]) -> Iterator[str]:
+    """Yield a header and the rows of each part as CSV."""
+    yield _csv_lines([[field.column for field in fields]])
+    for part in parts:
+        columns = [[_plain(value, field) for value in part.rows[field.column].tolist()] for field in fields]
+        yield _csv_lines(zip(*columns, strict=True))
+
+
+def _csv_lines(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(rows)
+    return text.getvalue()
 
 
 def _plain(value: object, field: Field) -> object:

@@ -114,6 +114,11 @@ def test_every_page_of_a_history_answers_and_names_it(web: TestClient, path: str
     assert "not the live cluster" in web.get(path, headers=HTML).text
 
 
+@pytest.mark.parametrize("path", ["/", "/users", "/predictions?from=2016-12-30"])
+def test_every_page_of_a_history_says_how_old_it_is(web: TestClient, path: str) -> None:
+    assert "its last job was submitted on 2017-01-01, " in web.get(path, headers=HTML).text
+
+
 def test_the_first_page_of_a_history_says_its_span_in_json(web: TestClient) -> None:
     found = web.get("/", headers=JSON).json()
     assert found["cluster"] == "phillips"

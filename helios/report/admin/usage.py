@@ -187,12 +187,14 @@ def held_s(jobs: pd.DataFrame, *, since: datetime, until: datetime, now: datetim
     return held, held * np.divide(run_s, length_s, out=np.ones_like(held), where=suspended)
 
 
-def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame | None) -> pd.DataFrame:
     """Return ``jobs`` with the first prediction of each.
 
-    Columns ``p10_s``, ``p50_s``, ``p90_s`` and ``source``; missing: never predicted.
+    Columns ``p10_s``, ``p50_s``, ``p90_s`` and ``source``; missing: never predicted, or not looked at.
     """
     wanted = ["p10_s", "p50_s", "p90_s", "source"]
+    if predictions is None:
+        return jobs.assign(**dict.fromkeys(wanted[:3], np.nan), source=None)
     first = predictions.sort_values("made_at", kind="stable").drop_duplicates(JOB_KEY)[JOB_KEY + wanted]
     joined: pd.DataFrame = jobs.merge(first, on=JOB_KEY, how="left", validate="many_to_one")
     joined.index = jobs.index
@@ -203,7 +205,7 @@ def usage_by(
     group: str,
     jobs: pd.DataFrame,
     *,
-    predictions: pd.DataFrame,
+    predictions: pd.DataFrame | None,
     since: datetime,
     until: datetime,
     now: datetime,
@@ -222,8 +224,9 @@ def usage_by(
         A key of ``GROUPS``, and a category column of the jobs.
     jobs : DataFrame
         Columns of ``JOBS``, with all jobs that were submitted in the window or held resources in it.
-    predictions : DataFrame
-        As the warehouse gives them, with ``made_at``; of several for a job the first counts.
+    predictions : DataFrame, optional
+        As the warehouse gives them, with ``made_at``; of several for a job the first counts. None leaves their errors
+        unknown.
     since, until : datetime
         The window, without its end.
     now : datetime
@@ -253,7 +256,7 @@ def fields_by(group: str) -> tuple[Field, ...]:
 
 
 def _table(
-    jobs: pd.DataFrame, predictions: pd.DataFrame, group: str, *, since: datetime, until: datetime, now: datetime
+    jobs: pd.DataFrame, predictions: pd.DataFrame | None, group: str, *, since: datetime, until: datetime, now: datetime
 ) -> pd.DataFrame:
     """Return the figures to sum, a row for each job.
 

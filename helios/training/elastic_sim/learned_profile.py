@@ -12,6 +12,7 @@ from helios.training.sizes.model import (
     BatchLimits,
     ElasticState,
     Gradient,
+    Measured,
     StepRun,
     StepTime,
     mean_times,
@@ -46,6 +47,11 @@ class LearnedProfile:
     _speed: SpeedModel
     _ratios: Mapping[tuple[int, int], float]
 
+    @property
+    def measured(self) -> Measured:
+        """The steps that trials took."""
+        return tuple(self._measured.items())
+
     def has_run_on(self, nodes: int, gpus: int) -> bool:
         """Return whether steps were measured on so many GPUs of so many nodes."""
         return (nodes, gpus) in self._ratios
@@ -66,10 +72,6 @@ class LearnedProfile:
     def progress_after(self, epochs: int) -> float:
         """Return the steps of so many parts."""
         return self._steps * epochs / self.epochs
-
-    def iterations_after(self, batch: int, epoch: int) -> float:  # noqa: ARG002 - as above
-        """Return the steps taken by the end of a part."""
-        return self.progress_after(epoch + 1)
 
 
 def learn_profile(name: str, limits: BatchLimits, shown: Sequence[ElasticState]) -> LearnedProfile:

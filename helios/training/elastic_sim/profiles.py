@@ -65,12 +65,8 @@ class ModelProfile:
         NotMeasured
             It lies outside of the measurements.
         """
-        key = (placement, local)
-        if key not in self._steps:
-            self._steps[key] = self._interpolate(placement, local)
-        return self._steps[key]
-
-    def _interpolate(self, placement: tuple[int, ...], local: int) -> StepTime:
+        if known := self._steps.get((placement, local)):
+            return known
         rotations = (placement[turn:] + placement[:turn] for turn in range(len(placement)))
         measured = self._by_placement.get(min(rotations))
         if measured is None:
@@ -85,22 +81,21 @@ class ModelProfile:
                 f"{self.name} was not measured on {placement} with {local} samples a GPU.",
                 hint="Decide for whole nodes, and for batches within the limits of the model.",
             )
-        return StepTime(float(found[0]), float(found[1]))
+        time = self._steps[placement, local] = StepTime(float(found[0]), float(found[1]))
+        return time
 
     def gradient(self, batch: int, epoch: int) -> Gradient:
         """Return the statistics of gradients in an epoch, linear between the measured batches."""
-        key = (batch, epoch)
-        if key not in self._gradients:
-            if not self._batches[0] <= batch <= self._batches[-1]:
-                raise NotMeasured(
-                    f"{self.name} was not trained with a batch of {batch}.",
-                    hint=f"Use {self._batches[0]} to {self._batches[-1]}.",
-                )
-            square, variance = (
-                np.interp(batch, self._batches, rows[epoch]) for rows in (self._squares, self._variances)
+        if known := self._gradients.get((batch, epoch)):
+            return known
+        if not self._batches[0] <= batch <= self._batches[-1]:
+            raise NotMeasured(
+                f"{self.name} was not trained with a batch of {batch}.",
+                hint=f"Use {self._batches[0]} to {self._batches[-1]}.",
             )
-            self._gradients[key] = Gradient(float(square), float(variance))
-        return self._gradients[key]
+        found = (float(np.interp(batch, self._batches, rows[epoch])) for rows in (self._squares, self._variances))
+        gradient = self._gradients[batch, epoch] = Gradient(*found)
+        return gradient
 
     def progress_after(self, epochs: int) -> float:
         """Return the steps of the smallest batch that so many epochs are worth."""

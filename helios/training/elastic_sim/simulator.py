@@ -40,11 +40,18 @@ LONGEST_S = 60 * 86_400
 """Time after which a simulation is given up."""
 
 NO_BATCH = GpuBatch(0, 0)
-DEVICES = tuple(
-    Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
-    for node in range(NODES)
-    for place in range(GPUS_PER_NODE)
-)
+
+
+def make_devices(nodes: Sequence[int]) -> tuple[Device, ...]:
+    """Return the GPUs of nodes with so many each."""
+    return tuple(
+        Device(name=f"node{node}/gpu:{place}", kind="gpu", memory_mib=1.0, slots=1)
+        for node, count in enumerate(nodes)
+        for place in range(count)
+    )
+
+
+DEVICES = make_devices((GPUS_PER_NODE,) * NODES)
 
 
 class AllocationInvalid(HeliosError):
@@ -69,6 +76,8 @@ class ElasticJob:
         Importance, relative to other trainings.
     family : str
         Jobs of one know of each other what they have measured.
+    measured : tuple
+        Steps of earlier jobs like it, which are known from the begin.
     stated_epochs : float, optional
         Epochs that its owner states. The truth is in the profile, and 0 there is none.
     """
@@ -84,6 +93,7 @@ class ElasticJob:
     every_s: float = 0.0
     weight: float = 1.0
     family: str = ""
+    measured: Measured = ()
     stated_epochs: float | None = None
 
 
@@ -117,27 +127,30 @@ class _Training:
     shape: tuple[int, ...] = ()
     batch: GpuBatch = NO_BATCH
     pause_s: int = 0
-    starts: int = 0
     gpu_s: float = 0.0
     epoch: int = 0
     progress: float = 0.0
     gradient: Gradient | None = None
     measured: Measured = ()
-    runs: set[StepRun] = field(default_factory=set)
     end_s: int | None = None
     shapes: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     _chosen_for: tuple[Measured, Gradient | None, tuple[int, ...]] | None = None
 
-    def place(self, devices: tuple[str, ...], now_s: int, change_s: int) -> None:
+    @property
+    def restarts(self) -> int:
+        """How often it started on other nodes, beyond the first."""
+        return max(sum(bool(shape) for _, shape in self.shapes) - 1, 0)
+
+    def place(self, devices: tuple[str, ...], now_s: int, *, change_s: int, start_s: int) -> None:
         """Move to other GPUs, or off all."""
         nodes = Counter(map(node_name, devices))
+        in_place = {*devices} & {*self.devices} and len({*nodes, *self.nodes}) == 1
         self.devices = devices
         if nodes != self.nodes:
             self.nodes, self.shape = nodes, tuple(nodes.values())
             self.shapes.append((now_s, self.shape))
             if nodes:
-                self.pause_s = change_s
-                self.starts += 1
+                self.pause_s = change_s if in_place else start_s
                 self._choose_batch()
 
     def run(self, start_s: int, seconds: int) -> None:
@@ -170,8 +183,7 @@ class _Training:
         total = self.batch.total(gpus)
         gradient = profile.gradient(total, self.epoch)
         run = StepRun(len(self.shape), gpus, self.batch.local)
-        if run not in self.runs:
-            self.runs.add(run)
+        if not any(known == run for known, _ in self.measured):
             self.measured = tuple(sorted((*self.measured, (run, time))))
         self.gradient = gradient
         return statistical_gain(gradient, total / profile.limits.smallest) / time.with_passes(self.batch.accumulation)
@@ -194,14 +206,14 @@ class _Training:
         job, limits = self.job, self.job.profile.limits
         per_epoch = job.profile.progress_after(1)  # an epoch has as many samples as the one before
         epochs = job.profile.epochs if job.stated_epochs is None else job.stated_epochs
-        grown = 2 * max((run.gpus for run in self.runs), default=0)
+        grown = 2 * max((run.gpus for run, _ in self.measured), default=0)
         state = ElasticState(
             asked=job.gpus,
             most=min(max(grown, job.least_gpus), limits.most_gpus, job.most_gpus),
             least=job.least_gpus,
             limits=limits,
             submit_s=job.submit_s,
-            restarts=max(self.starts - 1, 0),
+            restarts=self.restarts,
             gpu_s=self.gpu_s,
             epoch=self.epoch,
             remaining=max(epochs * per_epoch - self.progress, per_epoch / 2) if epochs else None,
@@ -210,7 +222,7 @@ class _Training:
             change_s=change_s,
             kept_until_s=self.shapes[-1][0] + job.every_s if self.shapes else 0.0,
         )
-        at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.starts else TrialState.WAITING
+        at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.shapes else TrialState.WAITING
         return Trial(
             number=number,
             parameters={},
@@ -223,9 +235,16 @@ class _Training:
 
 
 def simulate(
-    jobs: Sequence[ElasticJob], service: PoolService, *, devices: Sequence[Device] = DEVICES, change_s: int = CHANGE_S
+    jobs: Sequence[ElasticJob],
+    service: PoolService,
+    *,
+    devices: Sequence[Device] = DEVICES,
+    change_s: int = CHANGE_S,
+    start_s: int | None = None,
 ) -> list[JobOutcome]:
     """Run a workload to its end.
+
+    A start, and each change over several nodes, costs ``start_s``, which is ``change_s`` where it is not given.
 
     Raises
     ------
@@ -234,7 +253,11 @@ def simulate(
     NotMeasured
         The service asks for what the profile does not hold.
     """
-    trainings = [_Training(job) for job in jobs]
+    trainings = [
+        _Training(job, measured=job.measured, gradient=job.profile.gradient(job.batch, 0) if job.measured else None)
+        for job in jobs
+    ]
+    pauses = {"change_s": change_s, "start_s": change_s if start_s is None else start_s}
     now = 0
     while any(training.end_s is None for training in trainings):
         if now > LONGEST_S:
@@ -256,15 +279,13 @@ def simulate(
             for action in actions:
                 if isinstance(action, StartTrial | ResizeTrial | PauseTrial):
                     names = () if isinstance(action, PauseTrial) else action.devices
-                    trainings[action.number].place(names, now, change_s)
+                    trainings[action.number].place(names, now, **pauses)
             if not any(isinstance(action, PauseTrial) for action in actions):
                 break
         used = list(chain.from_iterable(training.devices for training in waiting.values()))
         if len({*used}) < len(used):
             raise AllocationInvalid(f"At {now} s a GPU is given twice.", hint="Give out each GPU once.")
     return [
-        JobOutcome(
-            training.job, training.end_s or 0, max(training.starts - 1, 0), training.gpu_s, tuple(training.shapes)
-        )
+        JobOutcome(training.job, training.end_s or 0, training.restarts, training.gpu_s, tuple(training.shapes))
         for training in trainings
     ]

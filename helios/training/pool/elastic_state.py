@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,9 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
         gpu_s=record.device_s,
         change_s=CHANGE_S if record.pause_s is None else record.pause_s,
     )
-    reader = ReportReader(reports)
-    for _ in range(MOST_READS if record.attempts else 0):
-        found = reader.read()
-        for report in found:
-            state = learn(state, program, report.elastic, progress=report.progress)
-        if not found:
-            break
+    reads = islice(iter(ReportReader(reports).read, []), MOST_READS if record.attempts else 0)
+    for report in chain.from_iterable(reads):
+        state = learn(state, program, report.elastic, progress=report.progress)
     return state
 
 

@@ -77,7 +77,7 @@ class Resizing:
             return
         attempt.change, attempt.share = change, None
         self._publish("resizing", attempt, devices=[each.name for each in devices], reason=action.reason)
-        self._hold(attempt, (*attempt.devices, *new))
+        self._assign(attempt, (*attempt.devices, *new))
         if not in_place:
             attempt.asked, attempt.why = TaskRequest.PAUSE, action.reason
             self._restarts[action.number] = attempt, change
@@ -102,7 +102,7 @@ class Resizing:
                 self._give_up(attempt, change, f"it did not answer in {ANSWER_S:g} s")
 
     def _order(self, attempt: Attempt, names: Sequence[str]) -> tuple[Device, ...] | None:
-        """Return devices with those that the trial has first, None where one is not there."""
+        """Return devices, those that the trial has first, if all are there."""
         by_name = {device.name: device for device in self._launcher.devices}
         if not names or not {*names} <= by_name.keys():
             return None
@@ -121,8 +121,8 @@ class Resizing:
             return f"its limit is {attempt.limit_mib:,.0f} MiB, and one of these devices has {least_mib:,.0f}"
         return ""
 
-    def _hold(self, attempt: Attempt, devices: tuple[Device, ...]) -> None:
-        """Have a trial hold some devices, and its agent measure it there."""
+    def _assign(self, attempt: Attempt, devices: tuple[Device, ...]) -> None:
+        """Assign devices to a trial, which its agent measures there."""
         gone = [each for each in attempt.devices if each not in devices]
         attempt.devices = devices
         attempt.limit_mib = min(attempt.limit_mib, *(each.memory_mib for each in devices))
@@ -162,7 +162,7 @@ class Resizing:
         elif change is not None and is_answer and type(devices) is int and 0 < devices <= len(change.devices):
             self._sum_up(attempt)
             attempt.change = None
-            self._hold(attempt, change.devices[:devices])
+            self._assign(attempt, change.devices[:devices])
             self._record(attempt, plain_number(message.get("pause_s")), in_place=True)
         elif change is None and not attempt.is_asked_to_end and (is_late or self._has_too_many(attempt, message)):
             # It changed too late, or its answer was lost, and others may have the devices: it is asked to go back.
@@ -179,7 +179,7 @@ class Resizing:
         return devices > len(attempt.devices) and steady_s() >= attempt.sized_s + program.every_s
 
     def _shrink(self, attempt: Attempt, count: int, message: Mapping[str, Any]) -> None:
-        """Take note that workers of a trial have died."""
+        """Record that workers of a trial have died."""
         held = attempt.devices if attempt.change is None else attempt.change.before
         places = message.get("kept")
         known = isinstance(places, list) and all(type(place) is int and 0 <= place < len(held) for place in places)
@@ -190,12 +190,12 @@ class Resizing:
         if attempt.change is not None:
             attempt.change = replace(attempt.change, before=kept)
         else:
-            self._hold(attempt, kept)
+            self._assign(attempt, kept)
         self._notes.note(f"Trial {attempt.trial.label} goes on with {len(kept)} devices: {one_line(message['lost'])}")
         self._record(attempt, None, in_place=True)
 
     def _give_up(self, attempt: Attempt, change: PendingResize, why: str) -> None:
-        """Have a trial keep its size."""
+        """Leave a trial at its size."""
         attempt.change, attempt.kept_until_s = None, steady_s() + REFUSED_S
         attempt.missed = change.number
         self._restarts.pop(attempt.trial.number, None)
@@ -203,7 +203,7 @@ class Resizing:
             attempt.asked = None
             with suppress(OSError):
                 write_request(attempt.folder / "requests", None)
-        self._hold(attempt, change.before)
+        self._assign(attempt, change.before)
         self._publish("kept_size", attempt, devices=[each.name for each in change.before], reason=why)
         self._notes.note(f"Trial {attempt.trial.label} keeps its {len(change.before)} devices: {why}")
 

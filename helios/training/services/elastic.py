@@ -62,11 +62,10 @@ class Elastic:
     """
 
     Options = ElasticOptions
-    rule: Decide
 
-    def __init__(self, options: ElasticOptions) -> None:
+    def __init__(self, options: ElasticOptions, rule: Decide | None = None) -> None:
         self.every = timedelta(seconds=options.every_s)
-        self.rule = RULES[options.rule]
+        self._rule = rule or RULES[options.rule]
         self._packing = Packing(options)
 
     def decide(self, snapshot: PoolSnapshot) -> list[PoolAction]:
@@ -95,7 +94,7 @@ class Elastic:
         if not names or not open_trials:
             return []
         jobs = tuple(_training(trial, node_of) for trial in open_trials.values())
-        placements = self.rule(ElasticSnapshot(now_s, jobs, tuple(rooms[place] for place in range(len(nodes)))))
+        placements = self._rule(ElasticSnapshot(now_s, jobs, tuple(rooms[place] for place in range(len(nodes)))))
         return _actions(open_trials, _devices(open_trials, placements, node_of))
 
 

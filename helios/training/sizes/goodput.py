@@ -73,8 +73,8 @@ class Goodput:
     gradient: Gradient
     limits: BatchLimits
 
-    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the best goodput of each size, and its batch.
+    def best(self, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the best goodput of each size, and its global batch.
 
         Goodput is in steps of the smallest batch a second.
         """
@@ -91,14 +91,13 @@ class Goodput:
         square, variance = self.gradient
         reached = (variance + square) / (variance / scale + square) / (step + accumulation * passes)
         reached = np.where((local >= limits.smallest_local) & (local <= limits.largest_local), reached, 0.0)
-        rows, columns = reached.argmax(axis=0), np.arange(len(gpus))
-        return reached[rows, columns], local[rows, columns], accumulation[rows, columns]
+        best = reached.argmax(axis=0), np.arange(len(gpus))
+        return reached[best], (share * gpus)[best]
 
     def choose_batch(self, nodes: int, gpus: int) -> GpuBatch:
         """Return the batch of the best goodput on so many GPUs."""
-        _, local, accumulation = self.best(nodes, gpus)
-        passes = int(accumulation[0]) + 1
-        return GpuBatch(min(int(local[0]), self.limits.largest // (gpus * passes)), passes - 1)
+        _, batch = self.best(nodes, gpus)
+        return self.limits.split(float(batch[0]), gpus)
 
 
 def learn_goodput(measured: Measured, gradient: Gradient | None, limits: BatchLimits) -> Goodput | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.training.sizes.evolution import evolve
-from helios.training.sizes.goodput import Goodput, fit_speed
+from helios.training.sizes.goodput import Goodput, fit_speed, learn_goodput
 from helios.training.sizes.model import BatchLimits, Gradient, Measured
 from helios.training.sizes.placing import add_job, allowed_sizes, maximise_sum, place, place_asked, possible_sizes
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
@@ -27,8 +27,6 @@ Floats = NDArray[np.float64]
 Sizes = NDArray[np.int64]
 Reached = Mapping[int, tuple[Sizes, Floats]]
 """Sizes of each job, and the goodput on each."""
-FindPrices = Callable[[Sequence[ElasticTraining], Reached, int], list[float]]
-"""Return the price of each job's progress, of jobs by how long they still take, longest first, on so many GPUs."""
 
 
 def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
@@ -41,11 +39,10 @@ def pollux(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     gains = {}
     for job in snapshot.jobs:
         allowed, state = allowed_sizes(job, sizes), job.state
-        if job.goodput is None:
-            speedups = allowed / share
-        else:
+        speedups = allowed / share
+        if goodput := learn_goodput(state.measured, state.gradient, state.limits):
             nodes = np.append(np.ceil(allowed / snapshot.gpus_per_node), 1)
-            reached, _, _ = job.goodput.best(nodes, np.append(allowed, share))
+            reached, _ = goodput.best(nodes, np.append(allowed, share))
             speedups = reached[:-1] / reached[-1]
         age = snapshot.now_s - state.submit_s
         kept = allowed == len(job.placement)
@@ -66,7 +63,7 @@ def soonest(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     ran = [job for job in snapshot.jobs if job.state.measured]
     if ran and all(job.state.remaining is None for job in ran):
         return pollux(snapshot)
-    return _place_best(snapshot, _priced_gains(snapshot, _plan_prices))
+    return _place_best(snapshot, _priced_gains(snapshot))
 
 
 def size_blind(snapshot: ElasticSnapshot) -> dict[int, Placement]:
@@ -75,22 +72,14 @@ def size_blind(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     return soonest(replace(snapshot, jobs=jobs))
 
 
-def shortest_first(snapshot: ElasticSnapshot) -> dict[int, Placement]:
-    """Return placements that weigh work by how many jobs wait for it.
-
-    In a queue that ends the shortest job first, a GPU second saved on a job saves as much to each that ends later.
-    """
-    return _place_best(snapshot, _priced_gains(snapshot, _rank_prices))
-
-
-def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[int, tuple[Sizes, Floats]]:
+def _priced_gains(snapshot: ElasticSnapshot) -> dict[int, tuple[Sizes, Floats]]:
     """Return what each size of each job is worth, by the prices of progress."""
     sizes = possible_sizes(snapshot)
     reached = {job.name: _learned_goodputs(job, snapshot, sizes) for job in snapshot.jobs}
     known = [job for job in snapshot.jobs if len(reached[job.name][0])]
     # Of equal jobs the heavier ends first: in a queue that is the shortest weighted time (Smith, 1956).
     longest_first = sorted(known, key=lambda job: -_time_left(job, snapshot, *reached[job.name]) / job.weight)
-    prices = find_prices(longest_first, reached, snapshot.gpus)
+    prices = _plan_prices(longest_first, reached, snapshot.gpus)
     gains = {}
     for job, price in zip(longest_first, prices, strict=True):
         allowed, goodputs = reached[job.name]
@@ -110,22 +99,16 @@ def _priced_gains(snapshot: ElasticSnapshot, find_prices: FindPrices) -> dict[in
 
 
 def _plan_prices(longest_first: Sequence[ElasticTraining], reached: Reached, gpus: int) -> list[float]:
+    """Return the price of each job's progress.
+
+    Jobs are sorted by how long they still take.
+    """
     worth, total, prices = np.zeros(gpus + 1), 0.0, []
     for job in longest_first:
         allowed, goodputs = reached[job.name]
         total += job.weight
         prices.append(float(((total - worth[gpus - allowed]) / goodputs).min()))
         worth, _ = add_job(worth, allowed, prices[-1] * goodputs)
-    return prices
-
-
-def _rank_prices(longest_first: Sequence[ElasticTraining], reached: Reached, gpus: int) -> list[float]:
-    total, prices, share = 0.0, [], max(gpus / max(len(longest_first), 1), 1)
-    for job in longest_first:
-        allowed, goodputs = reached[job.name]
-        fair = max(int(np.searchsorted(allowed, share, side="right")), 1)
-        total += job.weight
-        prices.append(total * float(allowed[fair - 1] / goodputs[:fair].max()))
     return prices
 
 
@@ -149,7 +132,7 @@ def ones(snapshot: ElasticSnapshot) -> dict[int, Placement]:
 
 def ones_goodput(snapshot: ElasticSnapshot) -> dict[int, Placement]:
     """Return placements by the evolution of ONES, for what ``soonest`` finds exactly."""
-    return _place_evolved(snapshot, _priced_gains(snapshot, _plan_prices))
+    return _place_evolved(snapshot, _priced_gains(snapshot))
 
 
 def _place_evolved(snapshot: ElasticSnapshot, scores: Mapping[int, tuple[Sizes, Floats]]) -> dict[int, Placement]:
@@ -213,7 +196,7 @@ def _corrected(
     """
     speed = fit_speed(measured)
     nodes = np.ceil(np.array(sizes) / full).astype(int)
-    reached, _, _ = Goodput(speed, gradient, limits).best(nodes, np.array(sizes))
+    reached, _ = Goodput(speed, gradient, limits).best(nodes, np.array(sizes))
     ratios: dict[tuple[int, int], list[float]] = {}
     for run, time in measured:
         ratios.setdefault((run.nodes, run.gpus), []).append(float(speed.times(*run)[1]) / time.step_s)
@@ -223,7 +206,6 @@ def _corrected(
 
 RULES: dict[str, Decide] = {
     "soonest": soonest,
-    "shortest-first": shortest_first,
     "size-blind": size_blind,
     "pollux": pollux,
     "ones": ones,

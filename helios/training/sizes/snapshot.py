@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from helios.training.sizes.goodput import Goodput, learn_goodput
 from helios.training.sizes.model import ElasticState
 
 Placement = tuple[int, ...]
@@ -28,12 +27,6 @@ class ElasticTraining:
     placement: Placement
     state: ElasticState
     weight: float = 1.0
-
-    @property
-    def goodput(self) -> Goodput | None:
-        """What it would reach on other sizes, missing before the first step."""
-        known = self.state
-        return learn_goodput(known.measured, known.gradient, known.limits)
 
 
 @dataclass(frozen=True, slots=True)

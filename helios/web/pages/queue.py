@@ -75,7 +75,9 @@ def queue_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     lines = [_count_sentence(values, reader)]
     lines += ["Predicted: half of such jobs run shorter."] if reader.is_admin and len(rows) else []
     section = Section(
-        title="Waiting, the next one first", sentences=lines, data=DataTable(answer=_queue_table(rows, reader))
+        title="Waiting, the next one first",
+        sentences=lines,
+        data=DataTable(answer=_queue_table(rows, reader), key="queue"),
     )
     return Page(
         title="Queue",

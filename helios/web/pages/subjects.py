@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from helios.app import reports
-from helios.app.advise import advise
 from helios.app.explain import NodeUnknown, explain_node
 from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subject_report
 from helios.errors import HeliosError
-from helios.report.admin.sacct_format import ReportTable, as_json
-from helios.report.advice_table import advice_by_kind
+from helios.report.admin.sacct_format import ReportTable
 from helios.report.html import PageSection
+from helios.units import as_count, count_in_words
 from helios.web.page import Page, PageMissing, Reader, Section
 from helios.web.pages.report_page import WINDOW
 from helios.web.site import Site
@@ -29,17 +27,8 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     user = given["user"]
     if not reader.may_see(user):
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
-    query = site.report_query(reader, given)
-    found = subject_report(query, "user", user, by=("partition", "account"))
-    advice = advise(query)
-    waiting = reports.queue_report(site.report_query(reader, {"user": user}))
-    kinds = advice_by_kind(advice.advice)
-    more = [
-        PageSection(title="In the queue", sentences=_empty(waiting), tables=[waiting], notes=waiting.notes),
-        PageSection(title="Advice", sentences=_empty(kinds), tables=[kinds], notes=advice.notes),
-    ]
-    page = _page(f"User {user}", found, data=JOBS, more=more)
-    return replace(page, values={**page.values, "queue": as_json(waiting), "advice": as_json(kinds)["rows"]})
+    found = subject_report(site.report_query(reader, given), "user", user, by=("partition", "account"))
+    return _page(f"User {user}", replace(found, sentences=(*found.sentences, *_in_queue(site, user))), data=JOBS)
 
 
 def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -90,6 +79,20 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     return replace(page, values={**values, **page.values})
 
 
+def _in_queue(site: Site, user: str) -> Iterator[str]:
+    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    if site.history() is not None:
+        return
+    if isinstance(live := site.live(), str):
+        yield f"What waits and runs now is not known: {live}"
+        return
+    own = Reader(user=user).visible_part(live)
+    waiting = int(own.pending["tasks"].clip(lower=1).sum())
+    gpus = as_count(float((own.running["gpus"] * own.running["tasks"].clip(lower=1)).sum()))
+    wait = "job waits" if waiting == 1 else "jobs wait"
+    yield f"Now {waiting:,} {wait} and {len(own.running):,} run on {count_in_words(gpus, 'GPU')}."
+
+
 def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
     """Return the answer without single jobs of others, which a manager may not see."""
     if reader.is_admin or not reader.sees_sums:
@@ -97,7 +100,7 @@ def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
     return replace(found, tables={name: table for name, table in found.tables.items() if name != JOBS})
 
 
-def _page(title: str, found: SubjectAnswer, *, data: str, more: Sequence[PageSection] = ()) -> Page:
+def _page(title: str, found: SubjectAnswer, *, data: str) -> Page:
     """Return an answer as a page, with one of its tables paged."""
     sections: list[PageSection] = [PageSection(sentences=found.sentences, notes=found.notes)]
     for name, table in found.tables.items():
@@ -106,7 +109,7 @@ def _page(title: str, found: SubjectAnswer, *, data: str, more: Sequence[PageSec
         else:
             sections.append(_short(name, table))
     values = found.to_json()
-    return Page(title=title, subtitle=found.title, sections=[*sections, *more], values=values, form_fields=WINDOW)
+    return Page(title=title, subtitle=found.title, sections=sections, values=values, form_fields=WINDOW)
 
 
 def _short(name: str, table: ReportTable) -> Section:

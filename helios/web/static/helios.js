@@ -131,5 +131,6 @@
     for (const box of document.querySelectorAll(".drawing")) box.textContent = reason.message;
   });
   drawOrSay();
+  document.addEventListener("draw-charts", drawOrSay);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawOrSay);
 })();

@@ -26,6 +26,7 @@ from helios.study.study import load_study, store_study, study
 from helios.warehouse import Warehouse
 from helios.web.application import Access, web_application
 from helios.web.openapi import openapi
+from helios.web.pages import queue as queue_pages
 from helios.web.routes import ROUTES
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
@@ -59,6 +60,20 @@ def client(fake_site: FakeSite, **access: object) -> TestClient:
 def web(fake_site: FakeSite) -> Iterator[TestClient]:
     with client(fake_site) as found:
         yield found
+
+
+def test_tabs_of_one_reader_cost_one_page_of_the_queue(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(queue_pages, "_counts", lambda *given, real=queue_pages._counts: made.append(1) or real(*given))
+    with client(fake_site) as web:
+        for _ in range(8):
+            assert web.get("/queue", headers=HTML).status_code == 200
+    assert len(made) == 1
+
+
+def test_a_window_that_ended_long_ago_says_so(web: TestClient) -> None:
+    assert "This window ended on" not in web.get("/users?from=now-4weeks&to=now-1hours", headers=HTML).text
+    assert ", 14 days ago." in web.get("/users?from=now-4weeks&to=now-14days", headers=HTML).text
 
 
 def test_the_queue_is_there_with_predictions_and_places(fake_site: FakeSite, web: TestClient) -> None:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from helios.config import Settings
 from helios.errors import ConfigurationInvalid, UsageError
 from helios.web import application as web_application
-from helios.web.application import MOST_OF_READER, MOST_READERS, Access
+from helios.web.application import FOLLOWS, MOST_OF_READER, MOST_READERS, Access
 from helios.web.server import open_server
 from tests.waiting import TEST_TIMEOUT_S, until
 
@@ -160,7 +160,7 @@ def test_a_page_of_few_descriptors_answers_and_complains_once(tmp_path: Path) ->
         page.end()
 
 
-async def status(application: ASGIApp, *, token: str = TOKEN, user: str = "") -> int:
+async def status(application: ASGIApp, *, token: str = TOKEN, user: str = "", follows: bool = False) -> int:
     """Return the status of an answer to a reader."""
     sent: list[Any] = []
 
@@ -169,6 +169,7 @@ async def status(application: ASGIApp, *, token: str = TOKEN, user: str = "") ->
 
     headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
     headers += [(b"x-remote-user", user.encode())] if user else []
+    headers += [(FOLLOWS.encode(), b"1")] if follows else []
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
     await application(scope, _nothing, send)
     return int(sent[0]["status"])
@@ -191,6 +192,29 @@ def test_one_user_does_not_keep_the_others_waiting() -> None:
         go.set()
         assert sorted(await asyncio.gather(*many)) == [200] * MOST_OF_READER + [503] * (MOST_READERS - MOST_OF_READER)
         assert await other == 200 and await status(application, user="eve") == 200
+
+    asyncio.run(run())
+
+
+def test_sixty_four_tabs_that_follow_keep_nobody_waiting() -> None:
+    async def run() -> None:
+        go = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await go.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        application = web_application._Admission(slow, Access(token=TOKEN, user_header="X-Remote-User"))
+        users = [f"user{number % 8}" for number in range(64)]
+        tabs = [asyncio.create_task(status(application, user=user, follows=True)) for user in users]
+        while sum(task.done() for task in tabs) < 64 - web_application.MOST_FOLLOWERS:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(status(application, user="bob"))
+        while not other.done() and application._readers <= web_application.MOST_FOLLOWERS:
+            await asyncio.sleep(0)
+        go.set()
+        assert await other == 200
+        assert sorted(await asyncio.gather(*tabs)) == [200] * 32 + [503] * 32
 
     asyncio.run(run())
 

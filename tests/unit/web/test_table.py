@@ -76,15 +76,22 @@ def test_the_head_of_a_column_asks_for_the_other_direction() -> None:
 
 
 def test_csv_has_what_is_found_on_all_pages_without_empty_columns() -> None:
-    rows = list(csv.reader(io.StringIO(table().to_csv({"find": "user0", "sort": "-Wait", "page": "2"}))))
+    rows = list(csv.reader(io.StringIO("".join(table().to_csv({"find": "user0", "sort": "-Wait", "page": "2"})))))
     assert rows[:2] == [["user", "jobs", "wait_s"], ["user099", "1", "5940.0"]]
     assert len(rows) == 101
+
+
+def test_json_has_the_rows_of_a_page_and_all_without_one() -> None:
+    found, values = table(), {"rows": [f"row {number}" for number in range(120)]}
+    assert found.to_json(values, {}) == {}
+    assert found.to_json(values, {"page": "3"})["rows"] == values["rows"][100:]
+    assert found.to_json(values, {"find": "user11", "sort": "-User"})["rows"][:2] == ["row 119", "row 118"]
 
 
 def test_a_spreadsheet_takes_no_name_of_a_user_for_a_formula() -> None:
     frame = pd.DataFrame(
         {"user": ['=HYPERLINK("x")', "+1", "bob"], "jobs": [-1, 1, 1], "wait_s": None, "unknown": None}
     )
-    text = DataTable(answer=ReportTable(title="", fields=FIELDS, rows=frame)).to_csv({})
+    text = "".join(DataTable(answer=ReportTable(title="", fields=FIELDS, rows=frame)).to_csv({}))
     assert [row[0] for row in csv.reader(io.StringIO(text))][1:] == ['\'=HYPERLINK("x")', "'+1", "bob"]
     assert ",-1" in text

@@ -116,6 +116,15 @@ def test_every_change_of_nodes_costs_a_pause(tmp_path: Path) -> None:
     assert (outcome.end_s, outcome.restarts) == (120 + 30 + 10, 1)
 
 
+@pytest.mark.parametrize(("then", "saved_s"), [((0, 2), 15), ((1, 1), 0)])
+def test_a_change_on_a_node_may_cost_less_than_a_start(then: tuple[int, int], saved_s: int) -> None:
+    ends = [
+        simulate([alike(4)], Give(gpus(0, 1), gpus(*then)), change_s=change_s, start_s=20)[0].end_s
+        for change_s in (20, 5)
+    ]
+    assert ends[0] - ends[1] == pytest.approx(saved_s, abs=1)
+
+
 def test_three_jobs_of_two_sizes_end_as_on_paper(tmp_path: Path) -> None:
     """Simulate what was calculated by hand, with pauses of 30 s and two GPUs.
 

@@ -110,6 +110,19 @@ def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_
     assert show(gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == ["gpu:0 Toy 800.0 1 GPU-a"]
 
 
+def test_a_job_of_shards_says_that_no_size_changes(gpus: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'NodeName=n1 Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1) A=b'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "sweep.toml").write_text(
+        'command = "true {x}"\n[parameters]\nx = [1]\n[elastic]\nmost = 2\nbatch = [32, 32]\nlocal_batch = [8, 64]\n'
+    )
+    job = {"SLURM_SHARDS_ON_NODE": "2", "SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "helios", "pool", "run", "sweep.toml", "--service", "elastic"]
+    environment = gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "Trials of sweep.toml keep one device, since the pool has no more" in done.stderr
+
+
 def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
     assert show({**gpus, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ["gpu:0 Toy 1500.0 1 GPU-b"]
     assert show({**gpus, "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, tmp_path)[0] == "gpu:0 Toy 1500.0 1 GPU-b"

@@ -94,8 +94,7 @@ def test_devices_are_freed_before_others_take_them() -> None:
 
 def test_trials_that_would_swap_devices_are_parted_by_a_pause() -> None:
     trials = elastic(0, "n0/gpu:0"), elastic(1, "n1/gpu:0")
-    service = Elastic(ElasticOptions())
-    service.rule = lambda _: {0: (1,) * 4, 1: (0,) * 4}
+    service = Elastic(ElasticOptions(), lambda _: {0: (1,) * 4, 1: (0,) * 4})
     actions = service.decide(pool(*trials))
     assert [type(action) for action in actions] == [PauseTrial, ResizeTrial]
     assert after(trials, actions)[1] == tuple(gpu.name for gpu in GPUS[:4])

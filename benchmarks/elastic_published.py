@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from helios.training.elastic_sim.simulator import ElasticJob
-from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.placing import place_asked, place_emptiest
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
@@ -81,14 +80,6 @@ def _true_step(job: ElasticJob, gpus: int) -> float:
         local = -(-job.batch // 2)
         batch = type(batch)(min(local, limits.largest // 2), 1)
     return job.profile.step_time(placement, batch.local).with_passes(batch.accumulation)
-
-
-class PublishedService(Elastic):
-    """Decide by a rule that was made for one workload."""
-
-    def __init__(self, rule: Decide) -> None:
-        super().__init__(ElasticOptions())
-        self.rule = rule
 
 
 TUNED: dict[str, Callable[[Sequence[ElasticJob]], Decide]] = {

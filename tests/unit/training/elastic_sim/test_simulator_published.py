@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.elastic import read_profiles, read_workload, summarise
-from helios.training.elastic_sim.published_rules import TUNED, PublishedService, optimus, tiresias
+from benchmarks.elastic_published import TUNED, optimus, tiresias
 from helios.training.elastic_sim.simulator import ElasticJob, simulate
+from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.rules import fixed
 from tests.traces import TRACES
 from tests.unit.training.elastic_sim.models import model
@@ -40,6 +41,6 @@ def test_optimus_gives_gpus_where_they_save_most(tmp_path: Path) -> None:
 def test_published_mean_completion_times_are_reproduced(rule: str, within: float) -> None:
     published = pd.read_csv(POLLUX / "published_jct.csv")
     jobs = read_workload(POLLUX / "workloads-0.5" / "workload-3.csv", read_profiles(POLLUX), tuned=True)
-    mean, _, longest, _ = summarise(simulate(jobs, PublishedService(TUNED[rule](jobs))))
+    mean, _, longest, _ = summarise(simulate(jobs, Elastic(ElasticOptions(), TUNED[rule](jobs))))
     row = published.query("load == 0.5 and workload == 'workload-3' and policy == @rule").iloc[0]
     assert (mean, longest) == pytest.approx((row["mean_jct_s"], row["max_jct_s"]), rel=within)
