@@ -5,11 +5,11 @@ Each one reads its frames and passes them to the pure functions in :mod:`helios.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,10 @@ from helios.report.admin.decisions import (
 )
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
-from helios.report.admin.usage import queue_at, queue_over_time, usage_by, wait_s
+from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
 from helios.warehouse import Warehouse
+from helios.warehouse.use import Group, Use, UseQuery
 
 if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
@@ -179,6 +180,18 @@ class ReportContext:
         )
         return JOBS.conform(jobs)
 
+    def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
+        """Return the use by the jobs of the query, by period and group."""
+        query = self.query
+        chosen = {"user": query.users, "account": query.accounts, "partition": query.partitions}
+        question = UseQuery(by=by, edges=edges, now=query.now, chosen=chosen, all_distributions=all_distributions)
+        return self.warehouse.use(self.cluster, question)
+
+    def has_whole_day(self) -> bool:
+        """Return whether the window has a day from midnight to midnight."""
+        _, midnight = local_day(self.since - timedelta(microseconds=1), timezone=self.timezone)
+        return local_day(midnight, timezone=self.timezone)[1] <= self.until
+
     def predictions(self) -> pd.DataFrame:
         """Return the predictions for jobs submitted in the window."""
         return self.warehouse.predictions(self.cluster, since=self.since, until=self.until)
@@ -258,12 +271,21 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
     return {str(name): int(count) for name, count in counts.items()}, int(with_gpus["gpus"].mode().iloc[0])
 
 
-def usage_report(query: ReportQuery, *, group: str) -> ReportTable:
+def usage_report(
+    query: ReportQuery, *, group: Literal["user", "account", "partition"], with_predictions: bool = False
+) -> ReportTable:
     """Report hours, jobs, waits and failures by user, account or partition.
 
-    Hours are those held in the window; all else is of the jobs submitted in it.
+    Hours are those held in the window; all else is of the jobs submitted in it. Whole days come from the sums that the
+    warehouse keeps. Only ``with_predictions``, the fields of predictions, need every job of the window.
     """
+    title = f"Hours held and jobs submitted by {group}"
     with open_context(query) as context:
+        if not with_predictions and context.has_whole_day():
+            use = context.use(group, (context.since, context.until), all_distributions=True)
+            return context.with_coverage(
+                usage_of_sums(group, use, title=context.title(title), timezone=context.timezone)
+            )
         return context.with_coverage(
             usage_by(
                 group,
@@ -272,7 +294,7 @@ def usage_report(query: ReportQuery, *, group: str) -> ReportTable:
                 since=context.since,
                 until=context.until,
                 now=context.query.now,
-                title=context.title(f"Hours held and jobs submitted by {group}"),
+                title=context.title(title),
                 timezone=context.timezone,
             )
         )

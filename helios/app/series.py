@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.reports import CLOCK_SKEW, ReportContext
+from helios.app.reports import ReportContext
 from helios.dates import local_day
-from helios.metrics.job_sums import JobArrays, Sums, bin_quantiles, sum_jobs
-from helios.model import SIZE_RANGES, size_range
+from helios.metrics.job_sums import Sums, bin_quantiles
 
 By = Literal["", "partition", "account", "size"]
 Step = Literal["hour", "day", "month"]
@@ -24,7 +23,6 @@ LONGEST_BY_DAY = timedelta(days=400)
 MOST_GROUPS = 8
 """Most groups of a chart: more colours than these are not told apart."""
 OTHERS = "others"
-UNKNOWN = "(unknown)"
 _MS_PER_HOUR = 3_600_000
 _WAIT = 0
 """Place of waits in ``DISTRIBUTIONS``."""
@@ -80,13 +78,13 @@ def series(
     since, until = since or context.since, until or context.until
     step = step or _step_of(until - since)
     edges = _edges(since, until, step=step, timezone=context.timezone)
-    sums, names = _sum_groups(context, by, edges)
-    named, place = _largest(sums, names)
-    cells = sums.cells.assign(group=place[sums.cells["group"]]).groupby(["period", "group"]).sum()
+    use = context.use(by, edges)
+    sums, (named, place) = use.sums, _largest(use.sums, use.names)
+    cells = sums.cells.assign(group=place[sums.cells["group"]])
+    waits = sums.bins[sums.bins["kind"] == _WAIT].join(cells[["period", "group"]], on="cell")
+    cells = cells.groupby(["period", "group"]).sum()
     shape = pd.MultiIndex.from_product([range(len(edges) - 1), range(len(named))], names=["period", "group"])
     cells = cells.reindex(shape, fill_value=0)
-    waits = sums.bins[sums.bins["kind"] == _WAIT]
-    waits = waits.assign(group=place[waits["group"]])
     quantiles = {
         key: bin_quantiles(part["bin"].to_numpy(), part["count"].to_numpy(), [0.5, 0.9])
         for key, part in waits.groupby(["period", "group"])
@@ -131,23 +129,6 @@ def _edges(since: datetime, until: datetime, *, step: Step, timezone: str) -> li
             return [*edges, until]
         if step == "day" or pd.Timestamp(day).tz_convert(timezone).day == 1:
             edges.append(day)
-
-
-def _sum_groups(context: ReportContext, by: By, edges: list[datetime]) -> tuple[Sums, list[str]]:
-    """Return the sums by step and group, and the names of the groups."""
-    jobs = context.jobs(datetime(1970, 1, 1, tzinfo=UTC), edges[-1] + CLOCK_SKEW, unended_at=edges[0])
-    if by == "size":
-        group, names = size_range(jobs["gpus"].to_numpy(dtype=np.float64)), list(SIZE_RANGES)
-    elif by:
-        codes = jobs[by].cat.codes.to_numpy().astype(np.int64)
-        names = [*map(str, jobs[by].cat.categories), UNKNOWN]
-        group = np.where(codes < 0, len(names) - 1, codes)
-    else:
-        group, names = np.zeros(len(jobs), dtype=np.int64), [""]
-    edges_us = np.array([int(edge.timestamp() * 1_000_000) for edge in edges], dtype=np.int64)
-    now_us, until_us = int(context.query.now.timestamp() * 1_000_000), int(edges_us[-1])
-    arrays = JobArrays.of_frame(jobs)
-    return sum_jobs(arrays, group=group, edges_us=edges_us, now_us=now_us, until_us=until_us), names
 
 
 def _largest(sums: Sums, names: list[str]) -> tuple[list[str], NDArray[np.int64]]:

@@ -22,10 +22,17 @@ from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import held_s, running_at, usage_by, wait_s, waiting_at
 from helios.report.advice_table import advice_by_kind
-from helios.units import HOUR_S, count_in_words, duration_in_words, in_number, percent
+from helios.units import HOUR_S, best_unit, count_in_words, duration_in_words, in_number, percent
 
 LAST_JOBS = 50
 """Most jobs in the list of the last ones."""
+READ = [
+    name
+    for name in JOBS.names
+    if name not in {"group", "qos", "exit_code", "het_job_id", "het_job_offset", "tres_requested", "tres_allocated"}
+    and not name.endswith("_requested")
+]
+"""Columns of ``JOBS`` that are looked at."""
 UNUSED_FIELDS = {"Predicted", "OffBy"}
 """Fields of use that need predictions, which are not read here."""
 JOB_FIELDS = declare_fields(
@@ -120,18 +127,21 @@ def subject_report(
     with open_context(replace(query, **chosen)) as context:
         jobs = _jobs(context, context.query.only)
         nodes = _nodes_of(context, name) if kind == "partition" and not query.hides_others else NODES.empty()
-    tables = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
-    sentences = [*_use_sentences(jobs, tables["by_size"], context)]
-    notes = tables["by_size"].notes
+    use = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
+    sentences = [*_use_sentences(jobs, use["by_size"], context)]
+    tables, notes = dict[str, ReportTable](), use["by_size"].notes
     if rules is not None:
         sentences += _rule_sentences(rules)
     if kind == "user":
         loaded = LoadedHistory(cluster=context.cluster, jobs=jobs, timezone=context.timezone)
         advice = advise_on(loaded, since=context.since, until=context.until)
-        tables["advice"], notes = advice_by_kind(advice.advice), (*notes, *advice.notes)
+        kinds = advice_by_kind(advice.advice)
+        fields = tuple(field for field in kinds.fields if field.column != "users")
+        tables["advice"], notes = replace(kinds, title="Advice", fields=fields), (*notes, *advice.notes)
+    tables |= use
     if len(nodes):
         tables["nodes"] = ReportTable(title="Its nodes, as recorded", fields=NODE_FIELDS, rows=nodes)
-    tables["jobs"] = _last_jobs(context, jobs)
+    tables["jobs"] = _last_jobs(context, jobs, without=kind)
     return SubjectAnswer(
         kind=kind,
         name=name,
@@ -170,7 +180,7 @@ def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
         busy_h = busy_hours(jobs, context)
         window_h = (until - since) / timedelta(hours=1)
         tables = {
-            "jobs": _last_jobs(context, jobs),
+            "jobs": _last_jobs(context, jobs, without=""),
             "events": ReportTable(
                 title="Its events",
                 fields=EVENT_FIELDS,
@@ -216,15 +226,21 @@ def _holds(node_list: str, node: str) -> bool:
 
 
 def _jobs(context: ReportContext, only: Mapping[str, Collection[str]]) -> pd.DataFrame:
-    """Return the jobs submitted or running in the window, with all columns."""
+    """Return the jobs submitted or running in the window.
+
+    Columns that are not looked at have no values.
+    """
     until = context.until + CLOCK_SKEW
-    return context.warehouse.jobs(context.cluster, until=until, unended_at=context.since, only=only)
+    read = context.warehouse.jobs(context.cluster, until=until, unended_at=context.since, columns=READ, only=only)
+    return JOBS.conform(read)
 
 
 def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
     """Return use and waits by group, without errors of predictions."""
+    words = group
     if group == "size":
-        size = jobs["gpus"] if (jobs["gpus"] > 0).any() else jobs["cpus"]
+        resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
+        size, words = jobs[resource], f"{best_unit(resource)}s of the job"
         jobs = jobs.assign(size=pd.Categorical.from_codes(size_range(size.to_numpy()), pd.Index(SIZE_RANGES)))
     table = usage_by(
         group,
@@ -233,7 +249,7 @@ def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
         since=context.since,
         until=context.until,
         now=context.query.now,
-        title=f"Use and waits by {group}",
+        title=f"Use and waits by {words}",
         timezone=context.timezone,
     )
     rows = table.rows
@@ -242,12 +258,15 @@ def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
     return replace(table, rows=rows, fields=tuple(field for field in table.fields if field.name not in UNUSED_FIELDS))
 
 
-def _last_jobs(context: ReportContext, jobs: pd.DataFrame) -> ReportTable:
-    """Return the jobs that were submitted last before the end of the window."""
+def _last_jobs(context: ReportContext, jobs: pd.DataFrame, *, without: str) -> ReportTable:
+    """Return the jobs that were submitted last before the end of the window.
+
+    The column ``without`` is left out, as it is the same in all.
+    """
     last = jobs[jobs["submitted_at"] < pd.Timestamp(context.until)].iloc[::-1].head(LAST_JOBS)
     return ReportTable(
         title="The last jobs" if len(jobs) <= LAST_JOBS else f"The last {LAST_JOBS} jobs",
-        fields=JOB_FIELDS,
+        fields=tuple(field for field in JOB_FIELDS if field.column != without),
         rows=last.assign(wait_s=wait_s(last)),
         empty="No job was submitted or ran in this window.",
         timezone=context.timezone,

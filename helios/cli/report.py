@@ -143,10 +143,13 @@ def usage(
     Hours are those held in the window; all else is of the jobs submitted in it.
     """
     from helios.app import reports  # noqa: PLC0415 - pandas, which no help needs
-    from helios.report.admin.usage import fields_by  # noqa: PLC0415 - as above
+    from helios.report.admin.sacct_format import named_fields  # noqa: PLC0415 - as above
+    from helios.report.admin.usage import OF_PREDICTIONS, fields_by  # noqa: PLC0415 - as above
 
     form.check(fields_by(by))
-    show_table(reports.usage_report(jobs.query(), group=by), form)
+    named = {field.column for field in named_fields(fields_by(by), form.fields)} if form.fields else set()
+    wanted = form.json or bool(named & {*OF_PREDICTIONS})
+    show_table(reports.usage_report(jobs.query(), group=by, with_predictions=wanted), form)
 
 
 @_command("predictions", "predictions -S now-4weeks --by user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -286,7 +287,8 @@ def upgrade(as_json: AsJson = False) -> None:
 
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
-        applied = warehouse.upgrade()
+        with progress_bars(shows_compiling=False) as progress:
+            applied = warehouse.upgrade(progress=partial(progress, "Summing the jobs of each day"))
         head = warehouse.head()
         misread = {name: misread_rows(warehouse, name) for name in warehouse.clusters()["name"]} if applied else {}
     shown = without_password(url)

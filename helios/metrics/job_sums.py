@@ -72,9 +72,9 @@ STATES: Mapping[str, Collection[JobState]] = {
 }
 """States of which each flag of ``JobArrays`` says that a job is in one."""
 
+LARGEST_BIN = 4095
 _BITS = 6
 """Bits of a value that are kept behind the first one, as in an HDR histogram: bins are 1/64 wide at most."""
-_LARGEST_BIN = 4095
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,22 +127,28 @@ class JobArrays:
         }
         return cls(**arrays)
 
+    def where(self, mask: Flags) -> Self:
+        """Return the jobs that a mask chooses."""
+        return type(self)(**{name: getattr(self, name)[mask] for name in self.__slots__})
+
     def able_us(self) -> Times:
         """Return from when each job could have started."""
         return np.where(self.eligible_us == NEVER_US, self.submitted_us, self.eligible_us)
 
     def are_settled(self) -> Flags:
-        """Return which jobs have shares that cannot change by waiting.
+        """Return which jobs belong into sums that are kept.
 
-        Others run or wait still, or are so long or so odd that they are better looked at one by one.
+        The others run or wait still, so that their shares grow, or are so long or so odd that they are looked at one by
+        one: their runs begin more than a day before the submission, or not before their end.
         """
-        started, able = np.where(self.started_us == NEVER_US, self.submitted_us, self.started_us), self.able_us()
-        ended = np.maximum(self._held_until(now_us=0), np.where(self.ended_us == NEVER_US, 0, self.ended_us))
-        ended = np.where(ended == NEVER_US, self.submitted_us, ended)
-        first = np.minimum(np.minimum(started, able), self.submitted_us)
-        last = np.maximum(np.maximum(started, ended), self.submitted_us)
-        is_open = (self.ended_us == NEVER_US) & (self.runs | self.waits)
-        settled: Flags = ~is_open & (first >= self.submitted_us - DAY_US) & (last - first <= LONGEST_SPAN_US)
+        never_ended = self.ended_us == NEVER_US
+        started = np.where(self.started_us == NEVER_US, self.submitted_us, self.started_us)
+        is_open = never_ended & (self.runs | self.waits)
+        length_us = np.where(never_ended, _whole(1e6 * np.nan_to_num(self.run_s)), self.ended_us - self.submitted_us)
+        backwards = (self.started_us != NEVER_US) & ~never_ended & (started >= self.ended_us)
+        backwards &= (started > self.ended_us) | (self.run_s > 0)
+        is_odd = (started < self.submitted_us - DAY_US) | (length_us > LONGEST_SPAN_US) | backwards
+        settled: Flags = ~is_open & ~is_odd
         return settled
 
     def wait_at(self, moment_us: int) -> Flags:
@@ -153,6 +159,11 @@ class JobArrays:
         given_up = without & ~never_ended & (self.ended_us > moment_us)
         waits: Flags = (self.able_us() <= moment_us) & (later | given_up | (without & never_ended & self.waits))
         return waits
+
+    def hold(self, since_us: int, until_us: int, *, now_us: int) -> Flags:
+        """Return which started jobs held something in a window."""
+        holds: Flags = (self.started_us < until_us) & (self._held_until(now_us) > np.maximum(since_us, self.started_us))
+        return holds
 
     def _held_until(self, now_us: int) -> Times:
         return held_until_us(
@@ -174,7 +185,7 @@ class Sums:
     cells : DataFrame
         ``period`` and ``group`` as numbers, and ``MEASURES``.
     bins : DataFrame
-        ``period``, ``group``, ``kind`` (a place in ``DISTRIBUTIONS``), ``bin`` and ``count``.
+        ``cell`` (a row of ``cells``), ``kind`` (a place in ``DISTRIBUTIONS``), ``bin`` and ``count``.
     """
 
     cells: pd.DataFrame
@@ -292,17 +303,17 @@ class _Cells:
         for kind, name in enumerate(DISTRIBUTIONS):
             chosen = known[name] & (submitted > 0)
             cell = submitted[chosen] * len(DISTRIBUTIONS) + kind
-            parts.append(np.unique(cell * (_LARGEST_BIN + 1) + bin_of(values[name][chosen]), return_counts=True))
+            parts.append(np.unique(cell * (LARGEST_BIN + 1) + bin_of(values[name][chosen]), return_counts=True))
         code, count = (np.concatenate(column) for column in zip(*parts, strict=True))
-        place = code // (_LARGEST_BIN + 1)
+        place = code // (LARGEST_BIN + 1)
         keys = {"period": self._codes // self._n_groups, "group": self._codes % self._n_groups}
         return Sums(
             cells=pd.DataFrame({**keys, **self._measures}).iloc[1:].reset_index(drop=True),
             bins=pd.DataFrame(
                 {
-                    **{name: column[place // len(DISTRIBUTIONS)] for name, column in keys.items()},
+                    "cell": place // len(DISTRIBUTIONS) - 1,
                     "kind": place % len(DISTRIBUTIONS),
-                    "bin": code % (_LARGEST_BIN + 1),
+                    "bin": code % (LARGEST_BIN + 1),
                     "count": count,
                 }
             ),
@@ -333,6 +344,8 @@ def _queued_parts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Times]:
     """Return row, period and length in µs of the waits of jobs."""
     until = np.where(jobs.started_us == NEVER_US, jobs.ended_us, jobs.started_us)
+    # Nobody waits before the submission, whatever a clock said.
+    able = np.maximum(able, jobs.submitted_us - DAY_US)
     return periods.split(able, np.where(until == NEVER_US, np.where(jobs.waits, now_us, 0), until))
 
 
@@ -363,7 +376,7 @@ def _count_present(cells: _Cells, jobs: JobArrays) -> None:
 def bin_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bin of each value, which is not negative."""
     exponent = np.maximum(np.frexp(values.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
-    bins: NDArray[np.int64] = np.minimum((exponent << _BITS) + (values >> exponent), _LARGEST_BIN)
+    bins: NDArray[np.int64] = np.minimum((exponent << _BITS) + (values >> exponent), LARGEST_BIN)
     return bins
 
 

@@ -68,4 +68,4 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.model.snapshot import QUEUE, Snapshot, plain_values
-from helios.model.untracked_gpus import UNTRACKED, UntrackedGpus, unknown_gpus_note
+from helios.model.untracked_gpus import UNTRACKED, UntrackedGpus, note_unknown_gpus, unknown_gpus_note

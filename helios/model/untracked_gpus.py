@@ -88,9 +88,17 @@ def unknown_gpus_note(jobs: pd.DataFrame) -> str:
     unknown = jobs["gpus"].isna().to_numpy()
     if not unknown.any():
         return ""
-    example = f", such as {jobs['job_id'].iloc[int(unknown.argmax())]}" if "job_id" in jobs else ""
-    left_out = f"jobs have no record of their GPUs{example}: sums of GPUs and GPU hours are without such jobs"
-    return in_number(int(unknown.sum()), left_out)
+    example = jobs["job_id"].iloc[int(unknown.argmax())] if "job_id" in jobs else ""
+    return note_unknown_gpus(int(unknown.sum()), example)
+
+
+def note_unknown_gpus(count: int, example: str) -> str:
+    """Return the note on so many jobs without a record of their GPUs."""
+    if not count:
+        return ""
+    such_as = f", such as {example}" if example else ""
+    left_out = f"jobs have no record of their GPUs{such_as}: sums of GPUs and GPU hours are without such jobs"
+    return in_number(count, left_out)
 
 
 def _matches(column: pd.Series, pattern: re.Pattern[str]) -> NDArray[np.bool_]:

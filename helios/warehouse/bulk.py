@@ -32,7 +32,6 @@ CLUSTERS = {
     "last_submitted_at": TIME,
 }
 
-
 Conflict = Callable[[Any], tuple[Mapping[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]]
 """Rule for a new row of a stored job.
 
@@ -60,12 +59,24 @@ class Bulk(Protocol):
         """
         ...
 
-    def staged(self, connection: sa.Connection, rows: pa.Table) -> AbstractContextManager[sa.TableClause]:
-        """Provide rows of ``jobs`` as a temporary table of the transaction.
+    def staged(
+        self, connection: sa.Connection, rows: pa.Table, *, table: sa.Table = jobs
+    ) -> AbstractContextManager[sa.TableClause]:
+        """Provide rows with columns of a table as a temporary table of the transaction.
 
-        The table is dropped when the block ends.
+        The temporary table is dropped when the block ends.
         """
         ...
+
+    def replace(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+        """Store rows in place of those with the same key."""
+        if not len(rows):
+            return
+        with self.staged(connection, rows, table=table) as incoming:
+            statement = self.insert_into(table).from_select(rows.column_names, sa.select(*incoming.c).where(sa.true()))
+            key = [column.name for column in table.primary_key]
+            values = {name: statement.excluded[name] for name in rows.column_names if name not in key}
+            connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
 
     def upsert_jobs(self, connection: sa.Connection, incoming: sa.TableClause, conflict: Conflict) -> int:
         """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.

@@ -37,6 +37,8 @@ _JOBS_PRIVILEGES: Mapping[str, str] = {
     "clusters": "INSERT, UPDATE",
     "names": "INSERT",
     "jobs": "INSERT, UPDATE",
+    "job_sums": "INSERT, UPDATE, DELETE",
+    "requeues": "INSERT",
     "loads": "INSERT, UPDATE, DELETE",
     "rejects": "INSERT, DELETE",
     "nodes": "INSERT, DELETE",

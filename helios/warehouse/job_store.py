@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from helios import model
 from helios.errors import FrameInvalid
 from helios.model import columns_of_id
-from helios.warehouse import schema
+from helios.warehouse import job_sums, schema
 from helios.warehouse.bulk import arrow_schema
 from helios.warehouse.clusters import find_cluster_id
 from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
@@ -87,15 +87,11 @@ class JobStore(RowStore):
         if unknown := [name for name in names if name not in model.JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         types = {name: model.JOBS.by_name[name].dtype for name in names}
-        submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
+        submitted_at = schema.jobs.c.submitted_at
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             query = select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *ORDER]))
             query = between(query, submitted_at, since, until)
-            if unended_at is not None:
-                moment = stored_time(unended_at)
-                # A recorded end may be before the submission.
-                query = query.where(ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment))
             for name, texts in (only or {}).items():
                 if texts:
                     query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
@@ -104,8 +100,11 @@ class JobStore(RowStore):
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             # No variable has the table, so that frame_of can free its columns.
+            conditions = [sa.true()] if unended_at is None else unended_jobs(stored_time(unended_at))
             return frame_of(
-                in_order(self._bulk.select(connection, query)).select(names),
+                in_order(
+                    pa.concat_tables(self._bulk.select(connection, query.where(condition)) for condition in conditions)
+                ).select(names),
                 types,
                 StringTable(connection, self._bulk),
             )
@@ -240,18 +239,23 @@ class JobStore(RowStore):
         shares = sa.or_(texts.text.like("%gres/shard%"), texts.text.like("%gres/mps%"))
         lists = (jobs.tres_requested, jobs.tres_allocated)
         with writing(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
             with_shares = connection.execute(sa.select(texts.name_id).where(shares)).scalars().all()
-            unnamed = (
-                sa.update(schema.jobs)
-                .values(gpus=0.0)
-                .where(
-                    jobs.cluster_id == find_cluster_id(connection, cluster),
-                    jobs.gpus.is_(None),
-                    sa.or_(*(column.is_not(None) for column in lists)),
-                    *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
-                )
+            unnamed = sa.and_(
+                jobs.cluster_id == cluster_id,
+                jobs.gpus.is_(None),
+                sa.or_(*(column.is_not(None) for column in lists)),
+                *(sa.func.coalesce(column, -1).not_in(with_shares) for column in lists),
             )
-            return int(connection.execute(unnamed).rowcount)
+            rows = self._bulk.select(connection, sa.select(*(jobs[name] for name in job_sums.COLUMNS)).where(unnamed))
+            if not len(rows):
+                return 0
+            sums = job_sums.SumChanges(connection, self._bulk, cluster_id=cluster_id)
+            sums.add(rows, sign=-1)
+            place = rows.column_names.index("gpus")
+            sums.add(rows.set_column(place, "gpus", pa.array(np.zeros(len(rows)))))
+            sums.write()
+            return int(connection.execute(sa.update(schema.jobs).values(gpus=0.0).where(unnamed)).rowcount)
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return the number of finished jobs submitted at or after ``since``."""
@@ -281,6 +285,19 @@ def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
     digests = [text_digest(text) for text in texts]
     query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
     return list(connection.execute(query).scalars())
+
+
+def unended_jobs(moment: int) -> list[sa.ColumnElement[bool]]:
+    """Return conditions for the jobs that had not ended at a moment.
+
+    Those submitted since are among them. Each job meets at most one condition. Those submitted more than a day before
+    are found by indexes.
+    """
+    submitted_at, ended_at = schema.jobs.c.submitted_at, schema.jobs.c.ended_at
+    is_recent = submitted_at >= moment - schema.DAY_US
+    # A recorded end may be before the submission.
+    reaches = ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment)
+    return [is_recent & reaches, ~is_recent & schema.IS_UNENDED, ~is_recent & schema.IS_LONG & (ended_at >= moment)]
 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:

@@ -13,11 +13,13 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from helios.errors import NothingUnderstood
+from helios.metrics.job_sums import STATES
 from helios.model import REJECTS, Batch
 from helios.warehouse import old_readings, schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.clusters import cluster_id_for_loading
+from helios.warehouse.clusters import cluster_id_for_loading, cluster_timezone
 from helios.warehouse.columns import StringTable, column_types, stored_column, stored_jobs, stored_time
+from helios.warehouse.job_sums import SumChanges, rebuild
 from helios.warehouse.requeues import ColumnChange, RunNumbers
 from helios.warehouse.revisions import Revisions, Tally, revise
 from helios.warehouse.schema import JOB_KEY
@@ -101,7 +103,10 @@ def load(
     FrameInvalid
         A batch lacks a declared column, or a job its id or submit time.
     """
+    zone_before = cluster_timezone(connection, trace.cluster)
     cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
+    if zone_before is None and trace.timezone not in {None, "UTC"}:
+        rebuild(connection, bulk, cluster_id)  # its days begin at other times
     if (earlier := _find_load(connection, cluster_id, trace.sha256)) is not None:
         was_understood = earlier.rows_read == 0 or earlier.rejected < earlier.rows_read
         noted = old_readings.read_note(connection, cluster_id)
@@ -113,17 +118,25 @@ def load(
         trace = replace(trace, again=trace.again or is_old)
     tally, strings = Tally(revisions=Revisions(lists_changes=trace.again)), StringTable(connection, bulk)
     load_id = _insert_load(connection, cluster_id, trace)
+    strings.numbers([state.value for states in STATES.values() for state in states])
+    sums = SumChanges(connection, bulk, cluster_id=cluster_id)
     runs = RunNumbers(connection, bulk, cluster_id=cluster_id, strings=strings)
     failure = None
     try:
         for batch in batches:
             rows = runs.numbered(stored_jobs(batch.jobs, cluster_id=cluster_id, strings=strings))
-            new = bulk.insert(connection, schema.jobs, rows)
+            new = _insert_jobs(connection, bulk, rows, sums)
             updated = 0
             if new < len(rows):
                 rows = _most_complete(rows, live=trace.live)
                 updated = revise(
-                    connection, bulk, rows, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions
+                    connection,
+                    bulk,
+                    rows,
+                    cluster_id=cluster_id,
+                    live=trace.live,
+                    revisions=tally.revisions,
+                    sums=sums,
                 )
             types = column_types(REJECTS).items()
             rejects = {name: stored_column(batch.rejects[name], dtype) for name, dtype in types}
@@ -133,12 +146,34 @@ def load(
         if not tally.rejects:
             raise
         failure = reason
+    sums.write()
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     old_readings.forget_if_loaded(connection, cluster_id)
     finished = _find_load(connection, cluster_id, trace.sha256)
     assert finished is not None
     report = _load_report(connection, finished, cluster=trace.cluster, already_loaded=False)
     return replace(report, changes=tally.revisions.changes | runs.changes), failure
+
+
+def _insert_jobs(connection: sa.Connection, bulk: Bulk, rows: pa.Table, sums: SumChanges) -> int:
+    """Add the jobs that are not stored yet, and return their number."""
+    attempt = connection.begin_nested()
+    new = bulk.insert(connection, schema.jobs, rows)
+    if new in {0, len(rows)}:
+        attempt.commit()
+        added = rows.slice(0, new)
+    else:  # which of them are new can only be told before they are stored
+        attempt.rollback()
+        key = list(JOB_KEY)
+        with bulk.staged(connection, rows.select(key)) as incoming:
+            same = sa.and_(*(incoming.c[name] == schema.jobs.c[name] for name in key))
+            known = bulk.select(connection, sa.select(*(schema.jobs.c[name] for name in key)).where(same))
+        keys = pd.MultiIndex.from_frame(rows.select(key).to_pandas())
+        is_new = ~(keys.isin(pd.MultiIndex.from_frame(known.to_pandas())) | keys.duplicated())
+        added = rows.filter(pa.array(is_new))
+        bulk.insert(connection, schema.jobs, added)
+    sums.add(added)
+    return new
 
 
 def _remove_load(connection: sa.Connection, load_id: int) -> None:

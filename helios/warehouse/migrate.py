@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-HEAD = "0015"
+HEAD = "0016"
 """The newest migration, which a test compares with the folder.
 
 It is a constant because importing Alembic takes a quarter of a second. Every command opens the database, and only those
@@ -44,8 +45,14 @@ def revision(engine: sa.Engine) -> str | None:
         return _revision(connection)
 
 
-def upgrade(engine: sa.Engine) -> list[str]:
+def upgrade(engine: sa.Engine, *, finish: Callable[[sa.Connection, list[str]], None] | None = None) -> list[str]:
     """Bring a database to ``head``, in one transaction.
+
+    Parameters
+    ----------
+    engine : Engine
+    finish : callable, optional
+        Called with the connection and the applied revisions, oldest first, at the end of the transaction.
 
     Returns
     -------
@@ -66,6 +73,8 @@ def upgrade(engine: sa.Engine) -> list[str]:
         missing = [script.revision for script in _scripts().iterate_revisions("head", before or "base")]
         if missing:
             _run_migrations(connection)
+            if finish is not None:
+                finish(connection, missing[::-1])
         return missing[::-1]
 
 

@@ -39,12 +39,12 @@ class PostgresBulk(Bulk):
             return row_count(connection, insert.on_conflict_do_nothing())
 
     @contextmanager
-    def staged(self, connection: sa.Connection, rows: pa.Table) -> Iterator[sa.TableClause]:
-        """Provide rows of ``jobs`` as a temporary table of the transaction.
+    def staged(self, connection: sa.Connection, rows: pa.Table, *, table: sa.Table = jobs) -> Iterator[sa.TableClause]:
+        """Provide rows with columns of a table as a temporary table of the transaction.
 
-        The table is dropped when the block ends.
+        The temporary table is dropped when the block ends.
         """
-        with _staged(connection, jobs, rows) as incoming:
+        with _staged(connection, table, rows) as incoming:
             connection.exec_driver_sql("ANALYZE incoming")  # without it the planner may scan all jobs for the join
             yield incoming
 

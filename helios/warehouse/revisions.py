@@ -20,8 +20,9 @@ import sqlalchemy as sa
 
 from helios.model import JOBS, TIME, Batch
 from helios.warehouse import old_readings
-from helios.warehouse.bulk import Bulk, with_values
+from helios.warehouse.bulk import Bulk, arrow_schema, with_values
 from helios.warehouse.columns import StringTable, stored_time
+from helios.warehouse.job_sums import COLUMNS, SumChanges
 from helios.warehouse.requeues import ColumnChange
 from helios.warehouse.schema import JOB_KEY, SECOND_US, coverage, jobs
 
@@ -164,7 +165,14 @@ class RevisionRule:
 
 
 def revise(
-    connection: sa.Connection, bulk: Bulk, rows: pa.Table, *, cluster_id: int, live: bool, revisions: Revisions
+    connection: sa.Connection,
+    bulk: Bulk,
+    rows: pa.Table,
+    *,
+    cluster_id: int,
+    live: bool,
+    revisions: Revisions,
+    sums: SumChanges,
 ) -> int:
     """Replace stored jobs by the ``rows`` that win by ``RevisionRule``.
 
@@ -182,6 +190,8 @@ def revise(
         Whether the rows come from the live accounting.
     revisions : Revisions
         Updated with the changes.
+    sums : SumChanges
+        Updated with the shares of the changed jobs.
 
     Returns
     -------
@@ -202,7 +212,35 @@ def revise(
         _record_revisions(connection, incoming, rule, strings, revisions)
         if revisions.lists_changes:
             _record_changes(connection, incoming, rule, strings, revisions)
-        return bulk.upsert_jobs(connection, incoming, rule.conflict)
+        before, after = _changed_shares(connection, incoming, rule)
+        updated = bulk.upsert_jobs(connection, incoming, rule.conflict)
+    sums.add(before, sign=-1)
+    sums.add(after)
+    return updated
+
+
+def _changed_shares(
+    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule
+) -> tuple[pa.Table, pa.Table]:
+    """Return the shares of the jobs that staged rows change.
+
+    They are the columns that sums are made of, before and after the change.
+    """
+    new = _all_columns(incoming, rule)
+    values = rule.values(new)
+    after = [values.get(name, jobs.c[name]).label(f"new_{name}") for name in COLUMNS]
+    changed = sa.and_(*(new[name] == jobs.c[name] for name in JOB_KEY), rule.differs(new), rule.wins(new))
+    query = sa.select(*(jobs.c[name] for name in COLUMNS), *after).where(changed)
+    rows = connection.execute(query).all()  # SQLAlchemy writes no parameters into a comparison by IS NOT
+    columns = list(zip(*rows, strict=True)) or [()] * (2 * len(COLUMNS))
+    types = arrow_schema(query).types[: len(COLUMNS)]
+    before, now = columns[: len(COLUMNS)], columns[len(COLUMNS) :]
+    return _table(before, types), _table(now, types)
+
+
+def _table(columns: Sequence[Sequence[Any]], types: Sequence[pa.DataType]) -> pa.Table:
+    arrays = (pa.array(values, kind) for values, kind in zip(columns, types, strict=True))
+    return pa.table(dict(zip(COLUMNS, arrays, strict=True)))
 
 
 def _live_periods(connection: sa.Connection, cluster_id: int) -> list[tuple[int, int]]:
@@ -229,10 +267,7 @@ def _record_revisions(
     connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, strings: StringTable, revisions: Revisions
 ) -> None:
     """Count the changes that staged rows will make, with examples."""
-    missing = {
-        name: sa.null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names
-    }
-    new = sa.select(*incoming.c, *missing.values()).subquery("new").c
+    new = _all_columns(incoming, rule)
     other_user = new.user != jobs.c.user
     corrected = sa.and_(
         rule.differs(new), rule.wins(new), sa.or_(_has_ended(jobs.c), sa.func.coalesce(other_user, sa.false()))
@@ -250,6 +285,12 @@ def _record_revisions(
             query = pairs.where(same_job, condition)
             query = query.order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
             revisions.examples[kind] += [_example(*row, strings=strings) for row in connection.execute(query).all()]
+
+
+def _all_columns(incoming: sa.TableClause, rule: RevisionRule) -> Any:
+    """Return the columns of staged rows with those that have no value."""
+    missing = [sa.null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names]
+    return sa.select(*incoming.c, *missing).subquery("new").c
 
 
 def _record_changes(

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from helios import model
+from helios.metrics.job_sums import DISTRIBUTIONS, LONGEST_SPAN_US, MEASURES
 from helios.model import TIME, FrameKind
 
 metadata = sa.MetaData(
@@ -30,6 +31,7 @@ Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 # Job ids are compared byte by byte on both databases. A PostgreSQL locale would compare them differently and slower.
 JobId = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
+DAY_US = 86_400_000_000
 SECOND_US = 1_000_000
 """Times are stored in microseconds."""
 NEVER_MISSING = {"job_id", "restart", "submitted_at"}
@@ -68,9 +70,10 @@ def _cluster_column() -> sa.Column[int]:
     return sa.Column("cluster_id", sa.Integer, sa.ForeignKey("clusters.cluster_id"), nullable=False)
 
 
-def _cluster_table(name: str, *columns: sa.Column[Any], key: tuple[str, ...]) -> sa.Table:
+def _cluster_table(name: str, *columns: sa.Column[Any], key: tuple[str, ...], **options: Any) -> sa.Table:
     """Return a table with the cluster and ``key`` as key."""
-    return sa.Table(name, metadata, _cluster_column(), *columns, sa.PrimaryKeyConstraint("cluster_id", *key))
+    key_of_cluster = sa.PrimaryKeyConstraint("cluster_id", *key)
+    return sa.Table(name, metadata, _cluster_column(), *columns, key_of_cluster, **options)
 
 
 def _numbered_table(name: str, number: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
@@ -103,6 +106,46 @@ jobs = sa.Table(
     sa.Column("cluster_id", sa.Integer, nullable=False),
     *_columns(model.JOBS, *(set(model.JOBS.names) - NEVER_MISSING), category=sa.BigInteger()),
     sa.PrimaryKeyConstraint(*JOB_KEY),
+    sqlite_with_rowid=False,
+)
+
+
+def _index_of_some(name: str, condition: sa.ColumnElement[bool], *columns: str) -> sa.ColumnElement[bool]:
+    """Add an index of the jobs that meet a condition, and return the condition."""
+    condition = condition.self_group()
+    sa.Index(name, *(jobs.c[column] for column in columns), sqlite_where=condition, postgresql_where=condition)
+    return condition
+
+
+# Jobs that a moment may lie in long after their submission, of which there are few.
+IS_UNENDED = _index_of_some(
+    "ix_jobs_unended", jobs.c.ended_at.is_(None), "cluster_id", "submitted_at", "state", "started_at", "run_time_s"
+)
+IS_LONG = _index_of_some(
+    "ix_jobs_long",
+    jobs.c.ended_at - jobs.c.submitted_at > sa.literal_column(str(DAY_US)),
+    *("cluster_id", "ended_at", "submitted_at"),
+)
+# Those that ``JobArrays.are_settled`` leaves out of sums, apart from those without an end.
+IS_ODD = _index_of_some(
+    "ix_jobs_odd",
+    (jobs.c.submitted_at - jobs.c.started_at > sa.literal_column(str(DAY_US)))
+    | (jobs.c.started_at > jobs.c.ended_at)
+    | ((jobs.c.started_at == jobs.c.ended_at) & (jobs.c.run_time_s > sa.literal_column("0")))
+    | (jobs.c.ended_at - jobs.c.submitted_at > sa.literal_column(str(LONGEST_SPAN_US))),
+    *("cluster_id", "submitted_at"),
+)
+
+# Sums over jobs, as helios.metrics.job_sums makes them. Each level is of days or months, and of all groups or of those
+# of one column; the other columns are then ALL_GROUPS. Groups are numbers of names, 0 for none.
+job_sums = _cluster_table(
+    "job_sums",
+    *_not_null(sa.Integer, "level"),
+    *_not_null(sa.BigInteger, "begins_at", "partition", "account", "user"),
+    *_not_null(sa.Integer, "size"),
+    *_not_null(sa.BigInteger, *MEASURES),
+    *_not_null(sa.Text, *DISTRIBUTIONS),
+    key=("level", "begins_at", "partition", "account", "user", "size"),
     sqlite_with_rowid=False,
 )
 

@@ -52,12 +52,12 @@ class SqliteBulk(Bulk):
         return _execute(connection, _insert(table, with_values(rows)).on_conflict_do_nothing(), rows)
 
     @contextmanager
-    def staged(self, connection: sa.Connection, rows: pa.Table) -> Iterator[sa.TableClause]:
-        """Provide rows of ``jobs`` as a temporary table of the transaction.
+    def staged(self, connection: sa.Connection, rows: pa.Table, *, table: sa.Table = jobs) -> Iterator[sa.TableClause]:
+        """Provide rows with columns of a table as a temporary table of the transaction.
 
-        The table is dropped when the block ends.
+        The temporary table is dropped when the block ends.
         """
-        columns = [sa.Column(name, jobs.c[name].type) for name in rows.column_names]
+        columns = [sa.Column(name, table.c[name].type) for name in rows.column_names]
         incoming = sa.Table("incoming", sa.MetaData(), *columns, prefixes=["TEMPORARY"])
         incoming.create(connection)
         _execute(connection, _insert(incoming, rows), rows)
@@ -83,7 +83,10 @@ class SqliteBulk(Bulk):
 
 
 def _insert(table: sa.Table, rows: pa.Table) -> SqliteInsert:
-    values = {name: _value(table.c[name], rows[name]) for name in rows.column_names}
+    *names, last = rows.column_names
+    # One column is bound even if all are constant, since the rows are counted by it.
+    values = {name: _value(table.c[name], rows[name]) for name in names}
+    values[last] = sa.bindparam(last, type_=table.c[last].type)
     # Without inline(), SQLAlchemy adds RETURNING for constant key columns, and SQLite then reports no row count.
     return sqlite_insert(table).values(values).inline()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ from helios.warehouse.engine import (
     writing,
 )
 from helios.warehouse.job_store import JobStore
+from helios.warehouse.job_sums import rebuild
 from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.old_readings import OldRows
@@ -48,7 +49,10 @@ from helios.warehouse.rows import (
 )
 from helios.warehouse.sqlite_bulk import SqliteBulk
 from helios.warehouse.trials import TrialStore
+from helios.warehouse.use import Use, UseQuery, read_use
 
+SUMS_SINCE = "0016"
+"""Migration that adds the sums over jobs, which are then made from the jobs."""
 _PREDICTIONS_ORDER = (*ORDER, "made_at")
 _TIMES_PER_QUERY = 2_000
 
@@ -153,15 +157,23 @@ class Warehouse(JobStore, ModelStore, TrialStore):
         """
         grant_privileges(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
-    def upgrade(self) -> list[str]:
+    def upgrade(self, *, progress: Callable[[float], None] | None = None) -> list[str]:
         """Bring the schema to ``head``, in one transaction.
+
+        ``progress`` is called with the share of each history whose jobs were summed.
 
         Returns
         -------
         list of str
             The revisions that were applied, oldest first.
         """
-        return migrate.upgrade(self._engine)
+
+        def make_sums(connection: sa.Connection, applied: list[str]) -> None:
+            if SUMS_SINCE in applied:
+                for cluster_id in connection.execute(sa.select(schema.clusters.c.cluster_id)).scalars().all():
+                    rebuild(connection, self._bulk, cluster_id, progress=progress)
+
+        return migrate.upgrade(self._engine, finish=make_sums)
 
     def load(
         self,
@@ -275,6 +287,15 @@ class Warehouse(JobStore, ModelStore, TrialStore):
             if connection.execute(sa.select(clusters.c.cluster_id).filter_by(name=name)).first():
                 raise UsageError(f"There is a cluster {name} already.", hint="Choose another name: helios trace list")
             connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
+
+    def use(self, cluster: str, query: UseQuery) -> Use:
+        """Return the use of a cluster by period and group.
+
+        Whole days come from the kept sums.
+        """
+        with reading(self._engine) as connection:
+            cluster_id, zone = find_cluster_id(connection, cluster), cluster_timezone(connection, cluster) or "UTC"
+            return read_use(connection, self._bulk, cluster_id=cluster_id, zone=zone, query=query)
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return a value that changes with each load and promotion.

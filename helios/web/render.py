@@ -146,7 +146,7 @@ def render_page(
         places=_places(readable),
         place=route.place if route else "",
         below=[other for other in readable if route and other.place is route.place],
-        crumbs=_crumbs(route, page, address),
+        crumbs=_crumbs(route, page, address, readable),
         address=address,
         links=followed,
         fields=[(name, LABELS[name], address.given.get(name, "")) for name in page.form_fields],
@@ -192,10 +192,13 @@ def _places(readable: Sequence[Route]) -> dict[MenuPlace, str]:
     return places
 
 
-def _crumbs(route: Route | None, page: Page, address: Address) -> list[tuple[str, str]]:
-    """Return names and addresses of the pages above one that is in no menu."""
+def _crumbs(route: Route | None, page: Page, address: Address, readable: Sequence[Route]) -> list[tuple[str, str]]:
+    """Return names and addresses of the pages above one that is in no menu.
+
+    A page that the reader cannot open is no way back.
+    """
     if route is None or route.menu_name:
         return []
-    above = next((other for other in ROUTES if other.path == route.parent), None)
+    above = next((other for other in readable if other.path == route.parent), None)
     crumbs = [(above.menu_name, address.to(above.path))] if above is not None else []
     return [*crumbs, (page.title, "")] if crumbs else []

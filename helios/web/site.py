@@ -82,7 +82,7 @@ class Site:
         return self._history[1]
 
     def age(self, reader: Reader, *, until: str = "") -> str:
-        """Return a sentence on how old what is shown is, empty for the present.
+        """Return a sentence on how old a page is, if it is.
 
         Parameters
         ----------

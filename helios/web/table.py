@@ -58,7 +58,7 @@ class DataTable:
     ----------
     answer : ReportTable
     key : str
-        Name of its rows in the values of the page, in the same order.
+        Name of its rows in the values of the page, in the same order. Empty where they are not there.
     """
 
     answer: ReportTable
@@ -107,7 +107,7 @@ class DataTable:
 
     def to_json(self, values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
         """Return the chosen rows, those of one page where it is asked for."""
-        if not any(given.get(name) for name in ("sort", "page", "find")):
+        if not self.key or not any(given.get(name) for name in ("sort", "page", "find")):
             return {}
         places = self._chosen_rows(given).index.tolist()
         if given.get("page"):

@@ -147,20 +147,26 @@ def cedar(folder: Path) -> TraceSite:
 
 
 class LiveSite(ServedSite):
-    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted."""
+    """A cluster of fakes on a Monday noon: a queue, ten weeks of history, and a night in which Helios acted.
 
-    def __init__(self, folder: Path) -> None:
+    An empty one has neither.
+    """
+
+    def __init__(self, folder: Path, *, is_empty: bool = False) -> None:
         self.fake_site = _LiveFakes(folder, report={"folder": str(folder / "reports")})
         (folder / "reports").mkdir()
-        self.fake_site.fill()
+        if is_empty:
+            self.fake_site.learn()
+        else:
+            self.fake_site.fill()
         operations = Operations(
             self.fake_site.settings,
             open_cluster=lambda settings: self.fake_site.live_cluster(),
             clock=lambda: self.fake_site.cluster.now,
         )
-        site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
+        self.site = Site(self.fake_site.settings, clock=lambda: self.fake_site.cluster.now, operations=operations)
         access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}), managers=frozenset({MANAGER}))
-        self._server = WebServer(web_application(site, access), listen="127.0.0.1:0")
+        self._server = WebServer(web_application(self.site, access), listen="127.0.0.1:0")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         names = {"user": "alice", "account": "vision", "partition": "gpu", "node": BAD_NODE, "pool": "sweep"}
@@ -168,7 +174,7 @@ class LiveSite(ServedSite):
         self.waiting = self.fake_site.waiting
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, once or again."""
         self._server._server.should_exit = True
         self._thread.join()
 

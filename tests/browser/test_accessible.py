@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from helios.web.routes import ROUTES
@@ -9,7 +11,8 @@ from tests.browser.conftest import Opener
 from tests.browser.rig import overflow_px, violations
 from tests.browser.sites import LiveSite, TraceSite
 
-WIDTHS = (1_100, 360)
+LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((1_100, "light"), (1_100, "dark"), (360, "light"))
+"""Width of the window, pixels, and scheme of colours. Those of the dark one are the same on a phone."""
 PATHS = [route.path for route in ROUTES]
 OF_COLOURS = ["cat.color"]
 """Rules that another scheme of colours may break; all others have said what they say."""
@@ -25,12 +28,11 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(reader: Opener, 
     assert address is not None, f"no name of the live site for {path}"
     page = reader(live_site).open(address)
     found = []
-    for width in WIDTHS:
+    for width, scheme in LOOKS:
         page.set_viewport_size({"width": width, "height": 900})
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of its words
-            told = violations(page, tags=OF_COLOURS if scheme == "dark" else None)
-            found += [f"{width} px, {scheme}: {line}" for line in told]
+        page.emulate_media(color_scheme=scheme)
+        told = violations(page, tags=OF_COLOURS if scheme == "dark" else None)
+        found += [f"{width} px, {scheme}: {line}" for line in told]
         if (wider := overflow_px(page)) > 0:
             found.append(f"{width} px: {wider} px wider")
     assert found == []

@@ -6,6 +6,7 @@ Hours are those held in the window. Every other figure of usage is over the jobs
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.metrics.job_sums import Sums, bin_quantiles
 from helios.metrics.occupancy import (
     FAILURES,
     STILL_RUNNING,
@@ -23,8 +25,9 @@ from helios.metrics.occupancy import (
     microseconds,
 )
 from helios.metrics.queue import mean_level_over_time
-from helios.model import NEVER_US, JobState, unknown_gpus_note
+from helios.model import NEVER_US, JobState, note_unknown_gpus, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
+from helios.warehouse.use import Use
 
 JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
@@ -53,6 +56,10 @@ FIGURES = declare_fields(
 )
 COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
 NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
+FROM_SUMS = "Medians, P95Wait and MaxWait of whole days come from counts in bins and are within 1 %."
+EMPTY = "No job was submitted in this window and none held anything in it."
+OF_PREDICTIONS = ("predicted", "off_by")
+"""Columns that only the jobs of a window and their predictions give."""
 GROUPS = {"user": "User", "account": "Account", "partition": "Partition", "size": "Size"}
 
 STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
@@ -243,10 +250,91 @@ def usage_by(
         shown=(name, *(SHOWN_GPU if gpus else SHOWN_CPU)),
         rows=rows.reset_index(drop=True),
         total=_total(table, by),
-        empty="No job was submitted in this window and none held anything in it.",
+        empty=EMPTY,
         notes=tuple(_notes(table)),
         timezone=timezone,
     )
+
+
+def usage_of_sums(group: str, use: Use, *, title: str, timezone: str = "UTC") -> ReportTable:
+    """Report hours, jobs, waits and failures by group, from sums.
+
+    The figures are those of :func:`usage_by` without predictions. Quantiles and the longest wait are within 1 %.
+
+    Parameters
+    ----------
+    group : str
+        A key of ``GROUPS``.
+    use : Use
+        Of one period, the window, with all distributions.
+    """
+    cells = use.sums.cells[(use.sums.cells["present"] > 0).to_numpy()]
+    gpus = bool((cells[["gpu_ms", "queued_gpu_ms"]] > 0).to_numpy().any())
+    by = "gpu_hours" if gpus else "cpu_hours"
+    rows = _figures_of_sums(cells, use, by).sort_values([by, "jobs", "group"], ascending=[False, False, True])
+    total = None
+    if len(cells):
+        everything = cells.assign(period=0, group=0).groupby("group", as_index=False).sum()
+        whole = replace(
+            use,
+            sums=Sums(cells=everything, bins=use.sums.bins.assign(cell=0)),
+            names=["Total"],
+            waiting=use.waiting.assign(group=0),
+        )
+        total = dict(_figures_of_sums(everything, whole, by).iloc[0])
+    name = GROUPS[group]
+    # What was submitted earlier and holds something has a start.
+    started = bool((cells[["started", "waits"]] > 0).to_numpy().any() or (cells["present"] > cells["submitted"]).any())
+    unknown = note_unknown_gpus(use.unknown_gpus, use.example)
+    return ReportTable(
+        title=title,
+        fields=tuple(field for field in fields_by(group) if field.column not in OF_PREDICTIONS),
+        shown=(name, *(SHOWN_GPU if gpus else SHOWN_CPU)),
+        rows=rows.reset_index(drop=True),
+        total=total or {},
+        empty=EMPTY,
+        notes=tuple(filter(None, [COUNTED if started else NO_START, unknown, FROM_SUMS])) if len(cells) else (),
+        timezone=timezone,
+    )
+
+
+def _figures_of_sums(cells: pd.DataFrame, use: Use, by: str) -> pd.DataFrame:
+    """Return the figures of each group."""
+    # Of jobs whose GPUs or nodes are all unknown, the hours are unknown and not 0.
+    known = {"gpu": "with_gpus", "lost_gpu": "with_gpus", "node": "with_nodes", "cpu": "present", "lost_cpu": "present"}
+    figures = pd.DataFrame(
+        {
+            "group": [use.names[group] for group in cells["group"]],
+            "jobs": cells["submitted"].to_numpy(),
+            **{
+                f"{name}_hours": (cells[f"{name}_ms"] / 3_600_000).where(cells[count] > 0).to_numpy()
+                for name, count in known.items()
+            },
+            "mean_wait_s": _ratio(cells["wait_ms"] / 1000, cells["waits"]),
+            "failed_share": _ratio(cells["failed"], cells["finished"]),
+            "timeout_share": _ratio(cells["timed_out"], cells["finished"]),
+        }
+    )
+    quantiles = {"p50_wait_s": (0, 0.5), "p95_wait_s": (0, 0.95), "longest_wait_s": (0, 1.0)}
+    quantiles |= {"p50_run_time_s": (1, 0.5), "over_asked": (2, 0.5)}
+    bins = dict(list(use.sums.bins.groupby(["cell", "kind"])))
+    for name, (kind, share) in quantiles.items():
+        parts = [bins.get((cell, kind)) for cell in cells.index]
+        figures[name] = [
+            np.nan if part is None else bin_quantiles(part["bin"].to_numpy(), part["count"].to_numpy(), [share])[0]
+            for part in parts
+        ]
+        figures[name] /= 1000
+    waiting = use.waiting.groupby("group")["wait_s"].agg(["size", "max"]).reindex(cells["group"])
+    figures["waiting"] = waiting["size"].fillna(0).to_numpy().astype(np.int64)
+    figures["longest_wait_s"] = np.fmax(figures["longest_wait_s"], waiting["max"].to_numpy())
+    return figures.assign(hours_share=figures[by] / (figures[by].sum() or np.nan))
+
+
+def _ratio(amount: pd.Series[Any], count: pd.Series[Any]) -> Floats:
+    values = count.to_numpy(dtype=np.float64)
+    ratio: Floats = amount.to_numpy(dtype=np.float64) / np.where(values > 0, values, np.nan)
+    return ratio
 
 
 def fields_by(group: str) -> tuple[Field, ...]:

@@ -34,6 +34,8 @@ MOST_RECORDED = 32
 """Kinds of steps that are recorded for later trials, evenly chosen; a model of seven numbers is fitted to them."""
 MOST_SHOWN = 20
 """Earlier trials that a new one of the family is expected to be like, the last ones."""
+STEP = ("nodes", "devices", "local", "step_s", "sync_s")
+"""What is recorded of a step."""
 MOST_READS = 100
 """Parts of a report file that are read when a pool begins."""
 LEAST, MOST = 1e-9, 1e15
@@ -133,9 +135,12 @@ def begin_with(state: ElasticState, program: ElasticProgram, shown: Iterable[Map
     """
     for each in shown:
         known = {name: number for name, value in each.items() if (number := plain_number(value)) is not None}
+        steps = [step for step in each.get("steps") or () if isinstance(step, list) and len(step) == len(STEP)]
+        if "smallest" not in known or not steps:  # what is not of this form was not stored by a pool
+            continue
         scale = known["smallest"] / program.batch[0]
-        for step in each["steps"]:
-            told = dict(zip(("nodes", "devices", "local", "step_s", "sync_s"), step, strict=True))
+        for step in steps:
+            told = dict(zip(STEP, step, strict=True))
             state = learn(state, program, told, progress=None)
         if "variance" in known:
             known["variance"] *= scale

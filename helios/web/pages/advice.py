@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from helios.app.advise import advise
 from helios.app.clusters import NOT_LIVE
+from helios.report.admin.sacct_format import as_json
 from helios.report.advice_table import advice_by_kind, advice_groups
 from helios.report.html import PageSection
 from helios.units import count_in_words, in_number
@@ -31,7 +32,7 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     sections = [
         PageSection(sentences=[*lines, *([] if found.advice else [kinds.empty])], notes=found.notes),
         PageSection(title=kinds.title, tables=[kinds]),
-        Section(title=table.title, data=DataTable(answer=table), id="advice"),
+        Section(title=table.title, data=DataTable(answer=table, key=""), id="advice"),
     ]
     return Page(
         title="Advice",
@@ -39,6 +40,6 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         if found.live
         else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
         sections=sections,
-        values=found.to_json(),
+        values={**found.to_json(), "rows": as_json(table)["rows"]},
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),
     )

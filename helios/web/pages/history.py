@@ -237,7 +237,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
             Section(
                 title=f"The {MONTHS} months to the end of the window",
                 charts=[] if by_month.is_empty else [by_month],
-                data=DataTable(answer=table),
+                data=DataTable(answer=table, key="months"),
             ),
         ],
         values={

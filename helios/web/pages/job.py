@@ -29,7 +29,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
         found = replace(found, rests_on="", held_by=(), remarks=remarks, target=())
-    decided = decision_rows(found.decisions.iloc[::-1], title="What Helios decided, the last first")
+    decided = decision_rows(found.decisions, title="What Helios decided")
     sections = [
         PageSection(sentences=found.lines()),
         PageSection(title="The job", tables=[_request(found)]),
@@ -38,7 +38,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         PageSection(title="Nodes", tables=[_nodes(found)]),
     ]
     if len(decided.rows):
-        sections.append(Section(title=decided.title, data=DataTable(answer=decided), id="decisions"))
+        sections.append(Section(title=decided.title, data=DataTable(answer=decided, key=""), id="decisions"))
     return Page(title=f"Job {found.job_id}", sections=sections, values=found.to_json())
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from helios.app import reports
 from helios.app.explain import NodeUnknown, explain_node
+from helios.app.series import By
 from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subject_report
 from helios.errors import HeliosError
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.html import PageSection
 from helios.units import as_count, count_in_words
+from helios.web.chart import Chart
 from helios.web.page import Page, PageMissing, Reader, Section
+from helios.web.pages.history import capacity_of, use_series
 from helios.web.pages.report_page import WINDOW
 from helios.web.site import Site
 from helios.web.table import DataTable
@@ -27,8 +31,10 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     user = given["user"]
     if not reader.may_see(user):
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
-    found = subject_report(site.report_query(reader, given), "user", user, by=("partition", "account"))
-    return _page(f"User {user}", replace(found, sentences=(*found.sentences, *_in_queue(site, user))), data=JOBS)
+    query = site.report_query(reader, given)
+    found = subject_report(query, "user", user, by=("partition", "account"))
+    found = replace(found, sentences=(*found.sentences, *_in_queue(site, user)))
+    return _page(f"User {user}", found, data=JOBS, charts=_charts(replace(query, users=(user,)), "partition"))
 
 
 def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -39,7 +45,8 @@ def account_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     query = site.report_query(reader, given, sums=True)
     by = ("user", "partition") if reader.is_admin else ("partition",)
     found = subject_report(query, "account", given["account"], by=by)
-    return _page(f"Account {given['account']}", _for_reader(found, reader), data=f"by_{by[0]}")
+    charts = _charts(query, "partition")
+    return _page(f"Account {given['account']}", _for_reader(found, reader), data=f"by_{by[0]}", charts=charts)
 
 
 def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -53,7 +60,8 @@ def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page
     rules, problem = site.partition_rules(name)
     found = subject_report(query, "partition", name, by=by, rules=rules)
     found = replace(found, notes=(*found.notes, *([problem] if problem else [])))
-    return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}")
+    charts = _charts(query, "account", has_capacity=reader.sees_sums)
+    return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}", charts=charts)
 
 
 def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -79,6 +87,15 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     return replace(page, values={**values, **page.values})
 
 
+def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -> list[Chart]:
+    """Return use and waiting of a query's jobs over time, those that are known."""
+    with reports.open_context(query) as context:
+        use = use_series(context, by)
+        capacity, note = capacity_of(context, use.resource) if has_capacity else (None, "")
+    charts = (use.use_chart(by=by, capacity=capacity, note=note), use.waiting_chart())
+    return [chart for chart in charts if not chart.is_empty]
+
+
 def _in_queue(site: Site, user: str) -> Iterator[str]:
     """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
     if site.history() is not None:
@@ -100,12 +117,14 @@ def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:
     return replace(found, tables={name: table for name, table in found.tables.items() if name != JOBS})
 
 
-def _page(title: str, found: SubjectAnswer, *, data: str) -> Page:
+def _page(title: str, found: SubjectAnswer, *, data: str, charts: Sequence[Chart] = ()) -> Page:
     """Return an answer as a page, with one of its tables paged."""
     sections: list[PageSection] = [PageSection(sentences=found.sentences, notes=found.notes)]
+    sections += [Section(charts=charts)] if charts else []
     for name, table in found.tables.items():
         if name == data:
-            sections.append(Section(title=table.title, sentences=_empty(table), data=DataTable(answer=table), id=name))
+            paged = DataTable(answer=table, key=name)
+            sections.append(Section(title=table.title, sentences=_empty(table), data=paged, id=name))
         else:
             sections.append(_short(name, table))
     values = found.to_json()

@@ -167,6 +167,7 @@ def test_title_and_notes_say_which_is_which(site: Site) -> None:
     assert "Hours held and jobs submitted by account" in answer.title
     assert answer.notes == (
         "Hours are those held in the window; jobs, waits and ends are of what was submitted in it.",
+        "Medians, P95Wait and MaxWait of whole days come from counts in bins and are within 1 %.",
     )
 
 

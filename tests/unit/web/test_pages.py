@@ -135,6 +135,29 @@ def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
     assert "held in the window" in web.get(window, headers=HTML).text
 
 
+@pytest.mark.parametrize(
+    ("accepted", "query", "begin"),
+    [
+        ("application/json;q=0.9,text/plain", {}, '{"title"'),
+        ("text/csv; charset=utf-8", {"format": "csv"}, "group,jobs"),
+    ],
+)
+def test_requests_of_grafanas_infinity_data_source_are_answered(
+    fake_site: FakeSite, web: TestClient, accepted: str, query: dict[str, str], begin: str
+) -> None:
+    # As its client writes them (pkg/infinity/headers.go), with Grafana's ${__from:date:iso} and ${__to:date:iso}.
+    now = fake_site.cluster.now
+    window = {"from": now - timedelta(weeks=4), "to": now}
+    given = {name: f"{moment:%Y-%m-%dT%H:%M:%S.000Z}" for name, moment in window.items()} | query
+    headers = {"Accept": accepted, "Authorization": f"Bearer {TOKEN}", "User-Agent": "Go-http-client/1.1"}
+    answer = web.get("/accounts", params=given, headers=headers)
+    assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (
+        200,
+        accepted.split(";", maxsplit=1)[0],
+    )
+    assert answer.text.startswith(begin) and "lab" in answer.text
+
+
 def test_nothing_is_shown_without_the_token(fake_site: FakeSite, web: TestClient) -> None:
     for path in ("/", "/users", "/openapi.json", "/reports/x.html", "/jobs/1"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "helios_token=wrong"}):

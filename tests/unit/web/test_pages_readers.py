@@ -32,7 +32,7 @@ from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 
 PROXY: dict[str, Any] = {"user_header": "X-Remote-User", "admins": frozenset({"root"})}
 DECLARED = {name for route in ROUTES for name in route.query}
-UNDECLARED = {"cluster", "job", "q", "sort", "find"}
+UNDECLARED = {"cluster", "job", "q", "sort", "find", "page"}
 VALUES = {
     "user": ("bob", "eve", ""),
     "account": ("lab", "bobs"),
@@ -43,7 +43,15 @@ VALUES = {
     "result": ("done", "would"),
     "q": ("bob", "eve", "bobs", "9002", "node1"),
     "sort": ("-Jobs",),
+    "page": ("2",),
+    "state": ("failed",),
+    "name": ("sweep",),
 }
+OF_MANAGER = {
+    "json": ("", "?from=2001-01-01", "?account=lab&partition=gpu", "?by=size", "?sort=-Jobs", "?page=1", "?name=sweep"),
+    "html": ("", "?from=2001-01-01", "?format=csv"),
+}
+"""What a manager asks of every page. No name of a user is in it, so that none comes back in a form."""
 OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start")
 """What the page of an own job that waits or runs tells of everybody's jobs (docs/web.md)."""
 SENTENCES_OF_QUEUE = re.compile(
@@ -182,6 +190,21 @@ def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(tmp_path: Pat
     told = {path for (path, _), (status, _) in before.items() if status == 200}
     own = {f"/jobs/{jobs['eve']}" for jobs in (shared.ended, shared.running, shared.waiting)}
     assert {"/", "/partitions", "/predictions", "/advice", "/users/eve", *own} <= told
+
+
+def test_no_answer_to_a_manager_names_another_user(shared: SharedSite) -> None:
+    named, told = [], set()
+    with client(shared.fake_site, **PROXY, managers=frozenset({"carol"})) as web:
+        for path, (form, queries) in itertools.product(shared.paths(web), OF_MANAGER.items()):
+            for query in queries:
+                accepted = JSON if form == "json" else HTML
+                answer = web.get(path + query, headers={**accepted, "X-Remote-User": "carol"})
+                told |= {path} if answer.status_code == 200 else set()
+                if answer.status_code == 200 and re.search(r"\b(bob|eve)\b", answer.text):
+                    named.append(path + query)
+    assert named == []
+    assert {"/", "/accounts", "/accounts/lab", "/accounts/bobs", "/partitions/gpu", "/jobs", "/card"} <= told
+    assert not {path for path in told if path.startswith(("/jobs/", "/users"))}
 
 
 def test_an_admin_sees_the_jobs_of_all(shared: SharedSite) -> None:

@@ -81,3 +81,8 @@ def test_what_a_trial_shows_is_recorded_in_bounds() -> None:
     for local in range(32, 132):
         state = learn(state, PROGRAM, {**USUAL, "local": local}, progress=None)
     assert len(describe_shown(state)["steps"]) <= MOST_RECORDED
+
+
+@pytest.mark.parametrize("shown", [{}, {"smallest": 10}, {"smallest": 10, "steps": [[1, 2], "x", None]}, {"steps": []}])
+def test_what_no_pool_stored_is_ignored(shown: dict[str, Any]) -> None:
+    assert begin_with(UNKNOWN, PROGRAM, [shown]) == UNKNOWN

@@ -120,3 +120,4 @@ def test_a_job_with_thousands_of_decisions_has_a_small_page(fake_site: FakeSite)
         assert len(page.content) < MOST_BYTES
         assert "earlier events in JSON" in page.text
         assert len(web.get(f"/jobs/{job}?format=csv", headers=HTML).text.splitlines()) > 3_000
+        assert len(web.get(f"/jobs/{job}?page=2", headers=JSON).json()["decisions"]) == 50

@@ -79,12 +79,34 @@ def test_a_user_has_last_jobs_that_are_sorted_and_linked(web: TestClient) -> Non
     assert len(lines.splitlines()) == 51
 
 
+@pytest.mark.parametrize(
+    ("path", "sort", "rows"),
+    [("/users/alice", "-Submitted", "jobs"), ("/partitions/gpu", "-Jobs", "by_user"), ("/advice", "-Jobs", "rows")],
+)
+def test_json_has_the_page_of_rows_that_was_asked_for(web: TestClient, path: str, sort: str, rows: str) -> None:
+    whole = ask(web, f"{path}?from=now-4weeks&sort={sort}")[rows]
+    assert 1 <= len(ask(web, f"{path}?from=now-4weeks&sort={sort}&page=1")[rows]) <= min(len(whole), 50)
+
+
 def test_a_users_advice_is_one_row_for_a_kind(web: TestClient) -> None:
     kinds = ask(web, "/users/alice?from=now-4weeks", user="alice")["advice"]
     assert len(kinds) == 1
     kind = kinds[0]
     assert (kind["jobs"], kind["gpu_hours"], kind["example"]) == (60, 480.0, "0")
     assert "Time limit far above the run time" in text(web, "/users/alice?from=now-4weeks", user="alice")
+
+
+@pytest.mark.parametrize("user", ["root", "alice"])
+def test_the_way_back_leads_only_where_the_reader_may_go(web: TestClient, user: str) -> None:
+    assert ('href="/users?from=now-4weeks">Users' in text(web, "/users/alice?from=now-4weeks", user=user)) == (
+        user == "root"
+    )
+
+
+def test_use_over_time_is_drawn_of_the_own_jobs(web: TestClient) -> None:
+    charts = ask(web, "/users/alice?from=now-4weeks", user="alice")["charts"]
+    assert [line["name"] for line in charts["use_by_partition"]["lines"]] == ["gpu"]
+    assert "Capacity" not in str(charts)
 
 
 def test_an_admins_advice_is_one_table_by_kind_and_one_by_user(web: TestClient) -> None:

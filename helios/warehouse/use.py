@@ -1,0 +1,330 @@
+"""Reading of use by period and group, from the kept sums and a few jobs.
+
+Whole days come from the sums. Read one by one are jobs at the edges of a window that are no midnights, jobs that run or
+wait, and jobs that had not started at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from helios.metrics.job_sums import DISTRIBUTIONS, LONGEST_SPAN_US, MEASURES, JobArrays, Sums, sum_jobs
+from helios.metrics.occupancy import Times
+from helios.model import SIZE_RANGES
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.columns import StringTable, stored_time, text_digest
+from helios.warehouse.job_sums import (
+    COLUMNS,
+    DIMENSIONS,
+    LEVELS,
+    decoded_bins,
+    group_numbers,
+    job_arrays,
+    midnights,
+    months_of,
+    state_numbers,
+)
+from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, jobs
+
+Group = Literal["", "partition", "account", "user", "size"]
+UNNAMED = "(unknown)"
+_KEY = ["submitted_at", "job_id", "restart"]
+_WAIT = ("wait",)
+_CELL = ["period", "group"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Use:
+    """Use of a cluster in a window.
+
+    Attributes
+    ----------
+    sums : Sums
+        By period and group, groups being places in ``names``.
+    names : list of str
+    waiting : DataFrame
+        ``group``, and ``wait_s`` so far of each job that waited at the end of the window.
+    unknown_gpus : int
+        Jobs that were submitted in the window or held something in it, and have no record of their GPUs.
+    example : str
+        Id of one of them.
+    """
+
+    sums: Sums
+    names: list[str]
+    waiting: pd.DataFrame
+    unknown_gpus: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseQuery:
+    """Question about use.
+
+    Attributes
+    ----------
+    by : str
+        What to group by; empty for one group.
+    edges : sequence of datetime
+        Edges of the periods. The first and the last are the window; the others are local midnights.
+    now : datetime
+        Until when running jobs have held resources.
+    chosen : mapping of str to collection of str
+        Names of the users, accounts and partitions of which jobs count, by column; empty for all.
+    all_distributions : bool
+        Whether run times and limits over run times are asked for too, not only waits.
+    """
+
+    by: Group
+    edges: Sequence[datetime]
+    now: datetime
+    chosen: Mapping[str, Collection[str]]
+    all_distributions: bool = False
+
+
+def read_use(connection: sa.Connection, bulk: Bulk, *, cluster_id: int, zone: str, query: UseQuery) -> Use:
+    """Return the use of a cluster by period and group."""
+    reader = _Reader(connection, bulk, cluster_id=cluster_id, zone=zone, query=query)
+    edges, days, now_us = reader.edges, reader.days, stored_time(query.now)
+    rows = reader.jobs_at_edges()
+    found = job_arrays(rows, reader.states)
+    group, values = group_numbers(rows, found)
+    number = values[query.by][group] if query.by else np.zeros(len(rows), dtype=np.int64)
+    parts = _sums_of_jobs(found, number, edges, days, now_us=now_us)
+    if days[0] < days[1]:
+        parts.append(reader.stored_sums())
+    total, groups = _total(parts)
+    inside = (found.submitted_us >= edges[0]) & (found.submitted_us < edges[-1])
+    waits = inside & found.wait_at(int(edges[-1]))
+    place = pd.Index(groups).get_indexer(pd.Index(number[waits]))
+    # Of those submitted in the window the sums have the number.
+    unknown, holds = np.isnan(found.gpus), found.hold(int(edges[0]), int(edges[-1]), now_us=now_us)
+    carried = int((unknown & ~inside & holds).sum())
+    unknown_gpus = carried + int(total.cells["gpus_unknown"].sum())
+    present = np.flatnonzero(unknown & (inside | holds))
+    example = str(rows["job_id"][int(present[0])].as_py()) if len(present) else ""
+    return Use(
+        sums=total,
+        names=_names(connection, bulk, query.by, groups),
+        waiting=pd.DataFrame({"group": place, "wait_s": (edges[-1] - found.able_us()[waits]) / 1e6}),
+        unknown_gpus=unknown_gpus,
+        example=reader.first_unknown() if unknown_gpus and not example else example,
+    )
+
+
+class _Reader:
+    """Reading of one question from the tables.
+
+    Parameters are those of ``read_use``.
+    """
+
+    def __init__(self, connection: sa.Connection, bulk: Bulk, *, cluster_id: int, zone: str, query: UseQuery) -> None:
+        self._connection, self._bulk, self._cluster_id, self._zone, self._query = (
+            connection,
+            bulk,
+            cluster_id,
+            zone,
+            query,
+        )
+        self.states = state_numbers(connection)
+        self.edges = np.array([stored_time(edge) for edge in query.edges], dtype=np.int64)
+        since, until = int(self.edges[0]), int(self.edges[-1])
+        days = midnights(zone, since, until)
+        days = days[(days >= since) & (days <= until)]
+        has_days = len(days) > 1 and bool(np.isin(self.edges[1:-1], days).all())
+        self.days = (int(days[0]), int(days[-1])) if has_days else (until, until)
+        """First and last midnight of the window. Without a whole day, or with steps by hour, everything is an edge."""
+        self._chosen = {name: _numbers(connection, texts) for name, texts in query.chosen.items() if texts}
+
+    def jobs_at_edges(self) -> pa.Table:
+        """Return the jobs whose part in the window is not all in the sums.
+
+        Those that run or wait or are odd, that were submitted, ran or waited outside of whole days, or waited at the
+        end.
+        """
+        since, until, (first, last) = int(self.edges[0]), int(self.edges[-1]), self.days
+        at, started, ended = jobs.c.submitted_at, jobs.c.started_at, jobs.c.ended_at
+        by_length = started + sa.cast(jobs.c.run_time_s * 1_000_000, sa.BigInteger)
+        at_edge = at.between(since, first - 1) | at.between(last, until - 1)
+        is_open = jobs.c.state.in_([*self.states["runs"], *self.states["waits"]])
+        # Around the edges every job is looked at, elsewhere those that are long or have no end.
+        around = [(since - DAY_US, min(first, until) + DAY_US), (last - DAY_US, until + DAY_US)]
+        far = sa.and_(at < until + DAY_US, *(~at.between(begin, end - 1) for begin, end in around))
+        # A recorded start may be a day before the submission.
+        early = sa.or_((at >= first) & (started < first), (at >= until) & (started < until))
+        near = sa.or_(at_edge, *((at < moment) & (ended >= moment) for moment in (since, last)), early)
+        conditions = [
+            *(sa.and_(at.between(begin, end - 1), ended.is_not(None), near) for begin, end in around),
+            *(sa.and_(far, IS_LONG, ended >= moment, at < moment) for moment in (since, last)),
+            sa.and_(at < until + DAY_US, IS_ODD),
+            sa.and_(
+                at < until + DAY_US,
+                IS_UNENDED,
+                sa.or_(
+                    *(is_open, at_edge, early, started < at - DAY_US, jobs.c.run_time_s * 1_000_000 > LONGEST_SPAN_US),
+                    *((at < moment) & (by_length >= moment) for moment in (since, last)),
+                ),
+            ),
+        ]
+        columns = [jobs.c[name] for name in dict.fromkeys([*_KEY, *COLUMNS])]
+        query = sa.select(*columns).where(self._are_chosen(jobs))
+        found = pa.concat_tables([self._bulk.select(self._connection, query.where(each)) for each in conditions])
+        is_first = ~found.select(_KEY).to_pandas().duplicated().to_numpy()
+        return found.filter(pa.array(is_first)).sort_by("submitted_at")
+
+    def stored_sums(self) -> tuple[Sums, NDArray[np.int64]]:
+        """Return the stored sums of whole days, with the numbers of their groups."""
+        query, edges, table = self._query, self.edges, schema.job_sums
+        kinds = DISTRIBUTIONS if query.all_distributions else _WAIT
+        group = table.c[query.by] if query.by else sa.literal_column("0", sa.BigInteger)
+        many = len(edges) > 2
+        columns = [
+            (table.c.begins_at if many else sa.func.min(table.c.begins_at)).label("begins_at"),
+            group.label("number"),
+            *(sa.cast(sa.func.sum(table.c[name]), sa.BigInteger).label(name) for name in MEASURES),
+            *(sa.func.aggregate_strings(table.c[name], "").label(name) for name in kinds),
+        ]
+        keys = [*([table.c.begins_at] if many else []), *([group] if query.by else [])]
+        rows: list[Any] = []
+        for unit, first, last in _spans(self._zone, edges, self.days):
+            found = sa.select(*columns).where(
+                self._are_chosen(table),
+                table.c.level == _level(unit, query, self._chosen),
+                table.c.begins_at.between(first, last - 1),
+            )
+            # Without a group there would be a row of nothing.
+            rows += self._connection.execute(found.group_by(*keys).having(sa.func.count() > 0)).all()
+        values = list(zip(*rows, strict=True)) or [()] * len(columns)
+        begins, number, *sums = (np.array(column, dtype=np.int64) for column in values[: -len(kinds)])
+        place, groups = pd.factorize(number)
+        period = np.searchsorted(edges, begins, side="right") - 1 if many else np.zeros(len(begins), dtype=np.int64)
+        bins = [
+            decoded_bins(texts, DISTRIBUTIONS.index(kind))
+            for texts, kind in zip(values[-len(kinds) :], kinds, strict=True)
+        ]
+        cells = {"period": period, "group": place, **dict(zip(MEASURES, sums, strict=True))}
+        counted = {name: np.concatenate([part[name] for part in bins]) for name in bins[0]}
+        return Sums(cells=pd.DataFrame(cells), bins=pd.DataFrame(counted)), np.asarray(groups, dtype=np.int64)
+
+    def first_unknown(self) -> str:
+        """Return the first job of whole days without a record of its GPUs."""
+        table = schema.job_sums
+        begins = sa.select(sa.func.min(table.c.begins_at)).where(
+            self._are_chosen(table),
+            table.c.level == 0,
+            table.c.begins_at.between(self.days[0], self.days[1] - 1),
+            table.c.gpus_unknown > 0,
+        )
+        first = self._connection.execute(begins).scalar_one()
+        query = sa.select(jobs.c.job_id).where(
+            self._are_chosen(jobs), jobs.c.submitted_at >= first, jobs.c.gpus.is_(None)
+        )
+        return str(self._connection.execute(query.order_by(jobs.c.submitted_at).limit(1)).scalar_one())
+
+    def _are_chosen(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Return the condition that rows are of the cluster and the chosen groups."""
+        return sa.and_(
+            table.c.cluster_id == self._cluster_id, *(table.c[name].in_(ids) for name, ids in self._chosen.items())
+        )
+
+
+def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
+    """Return the numbers of names, without those that are not stored."""
+    digests = [text_digest(text) for text in texts]
+    query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
+    return list(connection.execute(query).scalars())
+
+
+def _sums_of_jobs(
+    found: JobArrays, number: NDArray[np.int64], edges: Times, days: tuple[int, int], *, now_us: int
+) -> list[tuple[Sums, NDArray[np.int64]]]:
+    """Return sums to add to the stored ones, each with the numbers of its groups."""
+    place, groups = pd.factorize(number)
+    place, until = place.astype(np.int64), int(edges[-1])
+    settled = found.are_settled()
+    pieces = np.union1d(edges, np.array(days))
+    pieces = pieces[(pieces >= edges[0]) & (pieces <= until)]
+    period = np.searchsorted(edges, pieces[:-1], side="right") - 1
+    is_whole = (pieces[:-1] >= days[0]) & (pieces[:-1] < days[1])
+
+    def summed(which: NDArray[np.bool_], *, until_us: int | None, kept: NDArray[np.bool_], sign: int = 1) -> Sums:
+        sums = sum_jobs(found.where(which), group=place[which], edges_us=pieces, now_us=now_us, until_us=until_us)
+        chosen = kept[sums.cells["period"]]
+        cells = sums.cells.assign(period=period[sums.cells["period"]])
+        bins = sums.bins[chosen[sums.bins["cell"]]]
+        counted = sign * chosen.astype(np.int64)
+        return Sums(
+            cells=cells.assign(**{name: counted * cells[name] for name in MEASURES}),
+            bins=bins.assign(count=sign * bins["count"]),
+        )
+
+    everywhere = np.ones(len(is_whole), dtype=np.bool_)
+    parts = [
+        summed(np.ones(len(place), dtype=np.bool_), until_us=until, kept=everywhere),
+        # What the stored sums have of these jobs is taken back.
+        summed(settled, until_us=None, kept=is_whole, sign=-1),
+    ]
+    return [(part, np.asarray(groups, dtype=np.int64)) for part in parts]
+
+
+def _spans(zone: str, edges: Times, days: tuple[int, int]) -> list[tuple[str, int, int]]:
+    """Return unit, begin and end of each part of the whole days.
+
+    They are months where no edge lies within one.
+    """
+    months = np.unique(months_of(zone, midnights(zone, days[0], days[1])))
+    months = months[(months >= days[0]) & (months <= days[1])]
+    inner = edges[1:-1]
+    if len(months) < 2 or not np.isin(inner[(inner > months[0]) & (inner < months[-1])], months).all():
+        return [("day", *days)]
+    first, last = int(months[0]), int(months[-1])
+    spans = [("day", days[0], first), ("month", first, last), ("day", last, days[1])]
+    return [span for span in spans if span[1] < span[2]]
+
+
+def _level(unit: str, query: UseQuery, chosen: Mapping[str, list[int]]) -> int:
+    """Return the level with the fewest rows that answers a question."""
+    alone = (query.by or "size",)
+    has_all = unit == "month" or not query.all_distributions
+    if has_all and set(chosen) <= {query.by} and (unit, alone) in LEVELS:
+        return LEVELS.index((unit, alone))
+    return LEVELS.index((unit, DIMENSIONS))
+
+
+def _total(parts: Sequence[tuple[Sums, NDArray[np.int64]]]) -> tuple[Sums, NDArray[np.int64]]:
+    """Return the sum of all parts, and the number of each group in it."""
+    groups = np.unique(np.concatenate([numbers for _, numbers in parts]))
+    cells, bins, first = [], [], 0
+    for sums, numbers in parts:
+        place = np.searchsorted(groups, numbers)
+        cells.append(sums.cells.assign(group=place[sums.cells["group"]]))
+        bins.append(sums.bins.assign(cell=sums.bins["cell"] + first))
+        first += len(sums.cells)
+    every = pd.concat(cells, ignore_index=True)
+    code = every["period"].to_numpy() * max(len(groups), 1) + every["group"].to_numpy()
+    cell, codes = pd.factorize(code)
+    total = every.groupby(cell)[list(MEASURES)].sum()
+    total.insert(0, "period", codes // max(len(groups), 1))
+    total.insert(1, "group", codes % max(len(groups), 1))
+    counted = pd.concat(bins, ignore_index=True)
+    entry = counted.assign(cell=cell[counted["cell"]]).groupby(["cell", "kind", "bin"], sort=True)["count"].sum()
+    return Sums(cells=total, bins=entry[entry != 0].reset_index()), groups
+
+
+def _names(connection: sa.Connection, bulk: Bulk, by: Group, groups: NDArray[np.int64]) -> list[str]:
+    if by == "size":
+        return [SIZE_RANGES[group] for group in groups]
+    if not by:
+        return [""] * len(groups)
+    texts = StringTable(connection, bulk).texts([int(group) for group in groups])
+    return [texts.get(int(group), UNNAMED) for group in groups]
