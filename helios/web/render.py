@@ -67,7 +67,7 @@ _PAGES = Environment(
 
 
 def head_in_words(name: str) -> str:
-    """Return the head of a column for a field's name, such as ``GPU hours`` for ``GPUHours``."""
+    """Return the words of a field's name, ``GPU hours`` for ``GPUHours``."""
     first, *others = _NEXT_WORD.split(HEADS.get(name, name))
     return " ".join([first, *(word if word.isupper() else word[:1].lower() + word[1:] for word in others)])
 

@@ -21,7 +21,7 @@ from helios.config import Settings
 from helios.dates import parse_date
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot
-from helios.model.slurm_site import PartitionRules
+from helios.model.slurm_site import SlurmSite
 from helios.report.job import JobExplanation
 from helios.units import rounded_duration
 from helios.warehouse import Warehouse
@@ -69,7 +69,7 @@ class Site:
         self._lock = Lock()
         self._live: tuple[float, Snapshot | str] | None = None
         self._history: tuple[float, str | None] | None = None
-        self._rules: tuple[float, dict[str, PartitionRules] | str] | None = None
+        self._rules: tuple[float, SlurmSite | str] | None = None
 
     def history(self) -> str | None:
         """Return the name of the cluster where no live Slurm stands behind it.
@@ -103,7 +103,7 @@ class Site:
         return f"This is a {NOT_LIVE}: its last job was submitted {_ago(last, now)}."
 
     def prepare(self) -> None:
-        """Find out the last weeks of a history, so that the first reader does not wait for it."""
+        """Find the last weeks of a history before the first reader asks."""
         with suppress(HeliosError):
             if (name := self.history()) is not None:
                 with Warehouse.open(self.settings.database.url) as warehouse:
@@ -142,27 +142,24 @@ class Site:
         known = self._live
         return known[1] if known is not None and time.monotonic() - known[0] <= LIVE_S else None
 
-    def partition_rules(self, name: str) -> tuple[PartitionRules | None, str]:
-        """Return Slurm's rules of a partition, or why they are not known.
+    def rules(self) -> SlurmSite | str:
+        """Return Slurm's rules, or why they are not known.
 
         They are read at most once in ``RULES_S``, and not at all where Slurm did not answer lately.
         """
         if self.history() is not None:
-            return None, "A history does not record the rules of its partitions."
+            return "A history does not record the rules of Slurm."
         if isinstance(problem := self.live(), str):
-            return None, f"The rules of the partition are not known: {problem}"
+            return f"The rules of Slurm are not known: {problem}"
         with self._lock:
             if self._rules is None or time.monotonic() - self._rules[0] > RULES_S:
-                read: dict[str, PartitionRules] | str
+                read: SlurmSite | str
                 try:
-                    read = {rules.name: rules for rules in self.operations.site.rules().partitions}
+                    read = self.operations.site.rules()
                 except HeliosError as reason:
-                    read = reason.message
+                    read = f"The rules of Slurm are not known: {reason.message}"
                 self._rules = (time.monotonic(), read)
-            known = self._rules[1]
-        if isinstance(known, str):
-            return None, f"The rules of the partition are not known: {known}"
-        return known.get(name), "" if name in known else "Slurm has no such partition now."
+            return self._rules[1]
 
     def name(self) -> str:
         """Return the name of the cluster whose history is shown.

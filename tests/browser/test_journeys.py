@@ -24,7 +24,7 @@ def cells(text: str, name: str) -> list[str]:
     return row.split("\t")
 
 
-def test_an_admin_finds_in_the_morning_why_a_job_waits_and_what_helios_did(reader: Opener, live_site: LiveSite) -> None:
+def test_an_admin_finds_why_a_job_waits_and_what_helios_did(reader: Opener, live_site: LiveSite) -> None:
     told = admins_morning(reader(live_site), live_site.waiting["bob"][0])
     assert "60 jobs wait, 6 run on" in told["what waits"]
     assert "its user already holds as many GPUs as the QOS allows" in told["why it waits"]

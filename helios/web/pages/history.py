@@ -175,7 +175,8 @@ def _known_steps(context: ReportContext, begins_s: Times, ends_s: Times) -> NDAr
     for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
         met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
     # What was loaded from files before the first reading has no record of its span.
-    return np.logical_and(known, met | (begins_s < read["started_at"].min().timestamp()))
+    known &= met | (begins_s < read["started_at"].min().timestamp())
+    return known
 
 
 def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, str]:

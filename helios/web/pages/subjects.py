@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subj
 from helios.errors import HeliosError
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.html import PageSection
-from helios.units import as_count, count_in_words
+from helios.units import as_count, count_in_words, duration_in_words
 from helios.web.chart import Chart
 from helios.web.page import Page, PageMissing, Reader, Section
 from helios.web.pages.history import capacity_of, use_series
@@ -23,6 +23,8 @@ from helios.web.table import DataTable
 
 SHORT = 50
 """Most rows of a table that is not paged. JSON has all."""
+MOST_LIMITS = 20
+"""Most QOS whose limits are named."""
 JOBS = "jobs"
 
 
@@ -33,7 +35,8 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         raise PageMissing(f"The page of {user} is not yours.", hint="Only your own is shown.")
     query = site.report_query(reader, given)
     found = subject_report(query, "user", user, by=("partition", "account"))
-    found = replace(found, sentences=(*found.sentences, *_in_queue(site, user)))
+    partitions = found.tables["by_partition"].rows["group"].tolist()
+    found = replace(found, sentences=(*found.sentences, *_in_queue(site, user), *_limits(site, partitions)))
     return _page(f"User {user}", found, data=JOBS, charts=_charts(replace(query, users=(user,)), "partition"))
 
 
@@ -57,9 +60,12 @@ def partition_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page
     name = given["partition"]
     query = site.report_query(reader, given, sums=True)
     by = ("user", "account") if reader.is_admin else ("account",)
-    rules, problem = site.partition_rules(name)
+    known = site.rules()
+    rules = None if isinstance(known, str) else next((one for one in known.partitions if one.name == name), None)
     found = subject_report(query, "partition", name, by=by, rules=rules)
-    found = replace(found, notes=(*found.notes, *([problem] if problem else [])))
+    if rules is None:
+        problem = known if isinstance(known, str) else "Slurm has no such partition now."
+        found = replace(found, notes=(*found.notes, problem))
     charts = _charts(query, "account", has_capacity=reader.sees_sums)
     return _page(f"Partition {name}", _for_reader(found, reader), data=f"by_{by[0]}", charts=charts)
 
@@ -97,7 +103,7 @@ def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -
 
 
 def _in_queue(site: Site, user: str) -> Iterator[str]:
-    """Yield what of a user waits and runs now, where a live Slurm stands behind the page."""
+    """Yield what of a user waits and runs now, on a live cluster."""
     if site.history() is not None:
         return
     if isinstance(live := site.live(), str):
@@ -108,6 +114,23 @@ def _in_queue(site: Site, user: str) -> Iterator[str]:
     gpus = as_count(float((own.running["gpus"] * own.running["tasks"].clip(lower=1)).sum()))
     wait = "job waits" if waiting == 1 else "jobs wait"
     yield f"Now {waiting:,} {wait} and {len(own.running):,} run on {count_in_words(gpus, 'GPU')}."
+
+
+def _limits(site: Site, partitions: Collection[str]) -> Iterator[str]:
+    """Yield the limits of some partitions and of a user, where known."""
+    if isinstance(rules := site.rules(), str):
+        return
+    longest = [
+        f"{one.name} {duration_in_words(one.max_time_s)}"
+        for one in rules.partitions
+        if one.name in partitions and one.max_time_s is not None
+    ]
+    if longest:
+        yield f"Longest time limits: {', '.join(longest)}."
+    for qos in rules.qos[:MOST_LIMITS]:
+        limits = ((qos.max_gpus_per_user, "GPU"), (qos.max_jobs_per_user, "job"))
+        if words := [count_in_words(most, unit) for most, unit in limits if most is not None]:
+            yield f"At once a user may hold in QOS {qos.name}: at most {' and '.join(words)}."
 
 
 def _for_reader(found: SubjectAnswer, reader: Reader) -> SubjectAnswer:

@@ -19,7 +19,12 @@ SILENT = "slurmctld does not answer"
 
 @pytest.fixture
 def fake_site(tmp_path: Path) -> FakeSite:
-    fake_site = FakeSite(tmp_path)
+    """A site with Slurm's commands, whose controller does not answer."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slurm 22.05.8\n')
+    scontrol.chmod(0o755)
+    fake_site = FakeSite(tmp_path, slurm={"commands": str(scontrol.parent)})
     fake_site.learn()
     return fake_site
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from helios.app.operations import Operations
-from helios.model.slurm_site import PartitionRules, SlurmSite
+from helios.model.slurm_site import PartitionRules, QosRules, SlurmSite
 from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
@@ -22,7 +22,10 @@ from tests.unit.app.sites import FakeSite
 from tests.unit.web.pages.test_job import MOST_BYTES
 from tests.unit.web.test_pages import HTML, JSON, TOKEN
 
-RULES = SlurmSite(partitions=(PartitionRules(name="gpu", nodes=("n1", "n2"), max_time_s=7200),))
+RULES = SlurmSite(
+    partitions=(PartitionRules(name="gpu", nodes=("n1", "n2"), max_time_s=7200),),
+    qos=(QosRules(name="normal"), QosRules(name="high", max_gpus_per_user=8)),
+)
 USERS = 1_200
 
 
@@ -101,6 +104,13 @@ def test_the_way_back_leads_only_where_the_reader_may_go(web: TestClient, user: 
     assert ('href="/users?from=now-4weeks">Users' in text(web, "/users/alice?from=now-4weeks", user=user)) == (
         user == "root"
     )
+
+
+def test_a_user_sees_the_limits_of_slurm(web: TestClient) -> None:
+    page = text(web, "/users/alice?from=now-4weeks", user="alice")
+    assert "Longest time limits: gpu 2 h." in page
+    assert "At once a user may hold in QOS high: at most 8 GPUs." in page
+    assert "QOS normal" not in page
 
 
 def test_use_over_time_is_drawn_of_the_own_jobs(web: TestClient) -> None:
