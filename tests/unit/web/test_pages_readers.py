@@ -136,7 +136,7 @@ class SharedSite:
             "file": ("night.html", "study-dev.json", "helios.css"),
         }
         for route in web.app.application.routes:  # type: ignore[attr-defined]  # a new page is asked for, too
-            if route.path.startswith("/static/"):  # the same for everybody
+            if route.path.startswith(("/static/", "/openapi.json")):  # the same for everybody
                 continue
             names = re.findall(r"\{(\w+)\}", route.path)
             for chosen in itertools.product(*(values[name] for name in names)):
