@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
     "top, model, metrics": 4_550,
     "ingest": 4_450,
-    "warehouse": 3_000,
+    "warehouse": 3_100,
     "predict": 4_350,
     "services": 960,
     "control": 3_300,

@@ -63,7 +63,7 @@ def test_a_list_has_the_jobs_with_every_value_asked_for(warehouse: Warehouse) ->
     assert listed(warehouse, only={"user": ["nobody"]}) == []
 
 
-def test_a_part_of_a_name_is_found_in_any_case_and_as_it_is(warehouse: Warehouse) -> None:
+def test_a_part_of_a_name_is_found_in_any_case(warehouse: Warehouse) -> None:
     assert set(listed(warehouse, name_part="TRAIN")) == set(ids(name="train")) | set(ids(name="Train_50%"))
     assert listed(warehouse, name_part="_50%") == ids(name="Train_50%")
     assert listed(warehouse, name_part="n%l") == []

@@ -18,7 +18,7 @@ EXTRAS = (
     "torch",
     "uvicorn",
 )
-NEEDS_ONE = {"helios.web.server", "helios.__main__"}
+NEEDS_ONE = {"helios.web.application", "helios.web.server", "helios.__main__"}
 """Is imported by helios web; runs the command line."""
 OF_TORCH = (
     "helios.training.fused",

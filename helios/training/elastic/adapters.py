@@ -15,6 +15,7 @@ from typing import Any
 import helios_task
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from helios.errors import UsageError
@@ -161,14 +162,7 @@ def _validate(module: Any, batches: Iterable[Any], device: torch.device) -> None
 
 def _move(inputs: Any, device: torch.device) -> Any:
     """Return inputs on a device, whatever holds them."""
-    if isinstance(inputs, torch.Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, Mapping):
-        return {name: _move(value, device) for name, value in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        moved = [_move(value, device) for value in inputs]
-        return type(inputs)(*moved) if hasattr(inputs, "_fields") else type(inputs)(moved)
-    return inputs
+    return tree_map(lambda each: each.to(device) if hasattr(each, "to") else each, inputs)
 
 
 def _advance(schedules: list[dict[str, Any]], interval: str) -> None:

@@ -19,14 +19,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import helios_task
 
 from helios.errors import UsageError
-from helios.training.elastic.link import LINK, PART, WAITS, Lines, Message, find_difference
+from helios.training.elastic.link import BEAT_S, LINK, PART, TRIAL, WAITS, Lines, Message, find_difference
 
 POLL_S = 0.25
 """Between two looks for requests and for workers that ended without closing their connection."""
@@ -39,8 +39,6 @@ A model that is compiled takes minutes."""
 LONGEST_REQUEST = 1 << 20
 """Bytes of a request that are read."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-TRIAL = ("HELIOS_REPORT", "HELIOS_REQUESTS")
-"""What of the environment is the first worker's alone."""
 Device = Mapping[str, str]
 
 
@@ -89,8 +87,8 @@ class TrainingWorker:
     device: Device
     process: subprocess.Popen[bytes]
     lines: Lines
-    facts: Mapping[str, str] | None = None
-    arrived: Message | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    arrived: Message = field(default_factory=dict)
     leaves_by_s: float | None = None
     doing: Any = ()
     since_s: float = math.inf
@@ -240,9 +238,11 @@ class ElasticLauncher:
 
         One between two steps may take longer, since the first one validates there.
         """
-        limit_s = self._awake_s - HUNG_S
-        if any(member.doing[:1] == [WAITS] and member.since_s < limit_s for member in self._living()):
-            for member in self._living():
+        limit_s, recent_s = self._awake_s - HUNG_S, self._awake_s - 3 * BEAT_S
+        living = self._living()
+        # Who is silent does not wait: it may be at its end, which closes its connection last.
+        if any(each.doing[:1] == [WAITS] and each.since_s < limit_s and each.heard_s > recent_s for each in living):
+            for member in living:
                 if member.heard_s < limit_s or (member.doing[:1] == [PART] and member.since_s < limit_s):
                     member.lost = f"worker {member.number} did not go on for {HUNG_S:g} s"
                     member.process.kill()
@@ -313,7 +313,7 @@ class ElasticLauncher:
 
     def _begin(self) -> None:
         """Have the workers of the start train."""
-        facts = self._workers[0].facts or {}
+        facts = self._workers[0].facts
         self._batch, self._samples = int(facts["size of a batch"]), int(facts["number of samples"])
         reason = self._difference(self._workers)
         if reason := reason or refuse_sizes({}, self._batch, len(self._workers), self._samples):
@@ -323,14 +323,14 @@ class ElasticLauncher:
     def _difference(self, workers: Sequence[TrainingWorker]) -> str:
         """Return what of the workers differs, or nothing."""
         for worker in workers[1:]:
-            if found := find_difference(worker.facts or {}, workers[0].facts or {}):
+            if found := find_difference(worker.facts, workers[0].facts):
                 return f"worker {worker.number} differs, {found}"
         return ""
 
     def _regroup(self, living: list[TrainingWorker]) -> None:
         """Have the members that live go on, with others where that was requested."""
-        places = [(member.arrived or {})["at"] for member in living]
-        whole = not self._broken and all((member.arrived or {})["whole"] for member in living)
+        places = [member.arrived["at"] for member in living]
+        whole = not self._broken and all(member.arrived["whole"] for member in living)
         if not whole and self._settings["nodes"] > 1:  # a node of others has ended
             self._status = 1
             self._kill(self._workers)
@@ -358,12 +358,12 @@ class ElasticLauncher:
         """Tell workers that they train together from here on."""
         self._members, self._broken, self._status = list(members), False, 0
         self._generation += 1
-        at = None if source is None else (members[source].arrived or {})["at"]
+        at = None if source is None else members[source].arrived["at"]
         store = str(self._folder / f"store-{self._generation}")
         common = {"settings": self._settings, "backend": self._backend, "store": store, "batch": batch}
         common |= {"size": len(members), "source": source or 0, "at": at, "keep": keep}
         for rank, member in enumerate(self._members):
-            member.arrived, member.since_s = None, self._awake_s
+            member.arrived, member.since_s = {}, self._awake_s
             is_first = rank == self._settings["node"] == 0
-            trial = {name: os.environ.get(name) if is_first else None for name in TRIAL}
+            trial = {name: os.environ[name] for name in TRIAL if is_first and name in os.environ}
             member.lines.send(go={**common, "rank": rank, "environment": trial})

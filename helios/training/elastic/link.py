@@ -19,6 +19,8 @@ from typing import Any
 
 LINK = "HELIOS_ELASTIC_LINK"
 """Variable with the worker's end of the connection, a file descriptor."""
+TRIAL = ("HELIOS_REPORT", "HELIOS_REQUESTS")
+"""What of the environment is the first worker's alone."""
 BEAT_S = 2.0
 """Between two messages of a worker about what it does, s."""
 OWN, PART, WAITS = "own", "part", "waits"

@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from helios.errors import UsageError
 
+SAMPLERS = (RandomSampler, SequentialSampler)
+"""Those whose order is kept here."""
 Part = tuple[int, int]
 """First sample of a step's batch, and the one after the last, that are passed through the model together."""
 
@@ -40,25 +42,27 @@ class SampleOrder:
     """
 
     def __init__(self, data: Any, seed: int) -> None:
-        loader = data if isinstance(data, DataLoader) else None
-        dataset = data if loader is None else loader.dataset
-        if (
-            isinstance(dataset, IterableDataset)
-            or not hasattr(dataset, "__getitem__")
-            or not hasattr(dataset, "__len__")
+        dataset = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(dataset, IterableDataset) or not all(
+            hasattr(dataset, name) for name in ("__getitem__", "__len__")
         ):
             raise UsageError(
                 f"{type(dataset).__name__} has no place that can be handed over.",
                 hint="Give a dataset with __len__ and __getitem__, or a DataLoader of one.",
             )
-        sampler = getattr(loader, "sampler", None)
-        if sampler is not None and type(sampler) not in (RandomSampler, SequentialSampler):
-            raise UsageError(f"The place of a {type(sampler).__name__} cannot be handed over.", hint="Leave it out.")
+        loader = data if isinstance(data, DataLoader) else DataLoader(data, shuffle=True)
+        for sampler, known in ((loader.sampler, SAMPLERS), (loader.batch_sampler, (BatchSampler,))):
+            if type(sampler) not in known or any(
+                getattr(sampler, name, None) for name in ("replacement", "_num_samples")
+            ):
+                raise UsageError(
+                    f"The place of a {type(sampler).__name__} cannot be handed over.", hint="Leave it out."
+                )
         self.count = len(dataset)
         self._dataset, self._seed = dataset, seed
-        self._shuffled = not isinstance(sampler, SequentialSampler)
+        self._shuffled = isinstance(loader.sampler, RandomSampler)
         names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
-        self._options = {name: getattr(loader, name) for name in names} if loader is not None else {}
+        self._options = {name: getattr(loader, name) for name in names}
 
     def order(self, epoch: int) -> Any:
         """Return the numbers of all samples in the order of an epoch."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from typing import Any
 
 import helios_task
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from helios.errors import UsageError
 from helios.training.elastic import group
 from helios.training.elastic.gradients import Gradients, Noise
-from helios.training.elastic.link import OWN, PART, WAITS, Link, Message, find_difference
+from helios.training.elastic.link import OWN, PART, TRIAL, WAITS, Link, Message, find_difference
 from helios.training.elastic.samples import Part, SampleOrder, split
 
 CHECKPOINT = "elastic.pt"
@@ -75,8 +76,7 @@ class DataEpoch:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what to pass through the model, part by part."""
-        while (batch := self._training._fetch(self.number)) is not None:
-            yield batch[0]
+        yield from self._training._load_parts(self.number)
 
 
 class Training:
@@ -107,6 +107,8 @@ class Training:
     ----------
     first : bool
         Whether this worker is the one that validates and reports.
+    workers : int
+        How many train now.
 
     Raises
     ------
@@ -139,13 +141,14 @@ class Training:
         self._gradients = Gradients(parameters, list(model.buffers()), self._device)
         self._place = Standing(batch)
         self._times: list[tuple[float, float]] = []  # of steps and of exchanges since the last report, s
-        self._rank, self._size, self._nodes, self._smallest, self._most = 0, 1, 1, batch, None
+        self._rank, self.workers, self._nodes, self._smallest, self._most = 0, 1, 1, batch, None
         self._due = self._wish = 0
         self._is_fetched = False
         self._parts: list[Part] = []
-        self._loader: Iterator[Any] | None = None
+        self._loader: Any = None
         self._began_s = self._reported_s = time.monotonic()
-        self._check_batch(batch)
+        if batch < 1 or self._samples.count < batch:
+            raise UsageError(f"A batch of {batch} needs as many samples; there are {self._samples.count}.")
         self._link = Link.open()
         if self._link is None:
             self._restore()
@@ -164,11 +167,6 @@ class Training:
         """Return how many steps have changed the parameters."""
         return self._place.updates
 
-    @property
-    def workers(self) -> int:
-        """Return how many workers train now."""
-        return self._size
-
     def __iter__(self) -> Iterator[DataEpoch]:
         """Yield epochs from where training stands."""
         while (number := self._place.epoch) < self._epochs:
@@ -176,8 +174,7 @@ class Training:
             if self._place.epoch == number:  # the program went on before the epoch's end
                 self._place.position = self._samples.count
                 self._parts, self._loader, self._is_fetched = [], None, False
-                while self._fetch(number) is not None:
-                    pass
+                list(self._load_parts(number))
 
     def step(self) -> bool:
         """Use the gradients of this part, and return whether the parameters were changed.
@@ -195,15 +192,15 @@ class Training:
         wish, began_s = self._read_wish(), time.monotonic()
         exchanged = None
         # What has failed keeps its connections open until the exception is gone, so that others would wait for ever.
-        with suppress(*((RuntimeError,) if self._size > 1 else ())):
-            exchanged = self._gradients.exchange(place.batch, rank=self._rank, size=self._size, wish=wish)
+        with suppress(*((RuntimeError,) if self.workers > 1 else ())):
+            exchanged = self._gradients.exchange(place.batch, rank=self._rank, size=self.workers, wish=wish)
         if exchanged is None:
             self._gradients.restore()
             self._join(whole=False)
             return False
         self._note(PART)
         self._due, shown = exchanged
-        sync_s = time.monotonic() - began_s if self._size > 1 else 0.0
+        sync_s = time.monotonic() - began_s if self.workers > 1 else 0.0
         self._report()  # of the steps before this one, which all workers have made
         place.noise.add(*shown, place.batch)
         if self._clip_norm is not None:
@@ -230,33 +227,27 @@ class Training:
             with helios_task.save_checkpoint(CHECKPOINT, step=self.updates) as path:
                 torch.save({**self._state(), "description": self._description()}, path)
 
-    def _fetch(self, number: int) -> tuple[Any] | None:
-        """Return what to pass next, or None at the end of the epoch.
-
-        Between two steps it does what is due.
-        """
-        self._note(PART)
+    def _load_parts(self, number: int) -> Iterator[Any]:
+        """Yield what to pass, and do what is due between two steps."""
         while self._place.epoch == number:
-            if not self._parts:
-                if self._due:
-                    self._attend()
-                elif self._place.position + self._place.batch > self._samples.count:
-                    self._end_epoch()
-                else:
-                    self._begin_step()
-                continue
-            if self._is_fetched:
-                raise UsageError("A part was left out.", hint="Call step() for each part, after backward().")
-            self._is_fetched = True
-            assert self._loader is not None  # because a step has begun
-            return (next(self._loader),)
+            self._note(PART)
+            if self._parts:
+                if self._is_fetched:
+                    raise UsageError("A part was left out.", hint="Call step() for each part, after backward().")
+                self._is_fetched = True
+                yield next(self._loader)
+            elif self._due:
+                self._attend()
+            elif self._place.position + self._place.batch > self._samples.count:
+                self._end_epoch()
+            else:
+                self._begin_step()
         self._note(OWN)
-        return None
 
     def _begin_step(self) -> None:
         place = self._place
         if self._loader is None:
-            parts = (self._split(updates) for updates in range(place.updates, sys.maxsize))
+            parts = map(self._split, count(place.updates))
             self._loader = self._samples.load(place.epoch, place.position, place.batch, parts)
         self._began_s = time.monotonic()
         self._parts = self._split(place.updates)
@@ -268,22 +259,20 @@ class Training:
             numpy.random.seed(seed % 2**32)
 
     def _split(self, updates: int) -> list[Part]:
-        halves = self._size == 1 and updates % HALVES_EVERY == 0
-        return split(self._place.batch, self._size, self._rank, self._most, halves=halves)
+        halves = self.workers == 1 and updates % HALVES_EVERY == 0
+        return split(self._place.batch, self.workers, self._rank, self._most, halves=halves)
 
     def _end_epoch(self) -> None:
         """Go on to the next epoch once all workers have come so far."""
-        wish = torch.tensor([float(self._read_wish())], device=self._device)
-        is_whole = self._size == 1
-        if not is_whole:
-            with suppress(RuntimeError):
+        wish, wished = torch.tensor([float(self._read_wish())], device=self._device), None
+        with suppress(*((RuntimeError,) if self.workers > 1 else ())):
+            if self.workers > 1:
                 dist.all_reduce(wish)
-                is_whole = bool(wish.isfinite())  # which waits for a GPU
-        if not is_whole:
+            wished = int(wish)
+        if wished is None:
             self._join(whole=False)
             return
-        self._note(PART)
-        self._due = int(wish)
+        self._due = wished
         if not self._due:
             self._place.epoch, self._place.position, self._loader = self._place.epoch + 1, 0, None
             self._report(now=True)
@@ -345,23 +334,21 @@ class Training:
 
     def _form(self, go: Message, *, is_new: bool) -> None:
         """Form a group, and take over its state if needed."""
-        for name, value in go["environment"].items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in TRIAL:
+            os.environ.pop(name, None)
+        os.environ |= go["environment"]
         if go["keep"]:
             return
         group.leave()
-        self._rank, self._size = group.form(go)
+        self._rank, self.workers = group.form(go)
         settings = go["settings"]
         self._nodes = settings["nodes"]
-        os.environ |= {"RANK": str(self._rank), "WORLD_SIZE": str(self._size)}
+        os.environ |= {"RANK": str(self._rank), "WORLD_SIZE": str(self.workers)}
         self._smallest = (settings.get("batch") or [self._base])[0]
         _, self._most = settings.get("local_batch") or (1, None)
         if go["at"] is None and self._rank == 0:
             self._restore()
-        if self._size > 1:
+        if self.workers > 1:
             updates, epoch = go["at"] or (-1, 0)
             behind = is_new or self._place.updates < updates
             state = self._state() if self._rank == go["source"] else None
@@ -407,10 +394,6 @@ class Training:
             raise UsageError(f"{path} is of another model: in it {found}.", hint=hint)
         self._load(state)
 
-    def _check_batch(self, batch: int) -> None:
-        if batch < 1 or self._samples.count < batch:
-            raise UsageError(f"A batch of {batch} needs as many samples; there are {self._samples.count}.")
-
     def _factor(self) -> float:
         """Return by what learning rates are multiplied now."""
         place = self._place
@@ -426,9 +409,9 @@ class Training:
         if not self.first or not (now or time.monotonic() - self._reported_s > REPORT_S):
             return
         place = self._place
-        parts = split(place.batch, self._size, 0, self._most)
+        parts = split(place.batch, self.workers, 0, self._most)
         elastic: dict[str, Any] = {
-            "devices": self._size, "nodes": self._nodes, "local": parts[0][1] - parts[0][0],
+            "devices": self.workers, "nodes": self._nodes, "local": parts[0][1] - parts[0][0],
             "accumulation": len(parts) - 1, "epoch": place.epoch, "epochs": self._epochs,
             "progress": round(place.progress, 3),
         }  # fmt: skip

@@ -30,6 +30,7 @@ from helios.training.pool.launcher import Launcher
 from helios.training.pool.notes import Notes
 from helios.training.pool.reports import TaskRequest, one_line, write_request
 from helios.training.pool.trials import Sweeps
+from helios.training.sizes.goodput import learn_goodput
 
 ANSWER_S = 300.0
 """How long a program may take to start workers, s: on a loaded machine imports alone take minutes."""
@@ -249,8 +250,6 @@ def _choose_batch(trial: Trial, devices: Sequence[Device]) -> int | None:
     known = trial.elastic
     if known is None or known.limits.smallest == known.limits.largest:
         return None
-    from helios.training.sizes.goodput import learn_goodput  # noqa: PLC0415 - SciPy, which other pools do not need
-
     goodput = learn_goodput(known.measured, known.gradient, known.limits)
     if goodput is None:
         return None

@@ -97,16 +97,17 @@ class UseSeries:
         table = self.frame.rows[column].to_numpy(dtype=np.float64).reshape(len(self.hours), len(self.groups))
         table = table / self.hours[:, np.newaxis] if is_mean else table
         return [
-            Line(name=group or "All", values=[None if np.isnan(value) else round(value, 3) for value in values])
+            Line(name=group or "all jobs", values=[None if np.isnan(value) else round(value, 3) for value in values])
             for group, values in zip(self.groups, table.T.tolist(), strict=True)
         ]
 
-    def use_chart(self, *, by: str, capacity: float | None = None, note: str = "") -> Chart:
+    def use_chart(self, *, by: str = "", capacity: float | None = None, note: str = "") -> Chart:
         """Return the mean number in use by group, with the capacity where it is known."""
+        name, title = (f"use_by_{by}", f"{self.unit} in use by {by}") if by else ("use", f"{self.unit} in use")
         lines = self.lines(f"{self.resource[:-1]}_hours", is_mean=True)
         if capacity is not None and lines:
             lines.append(Line(name="Capacity", values=[capacity] * len(self.hours), is_bound=True))
-        return self.chart(f"use_by_{by}", f"{self.unit} in use by {by}", self.unit, lines, kind="stack", note=note)
+        return self.chart(name, title, self.unit, lines, kind="stack", note=note)
 
     def waiting_chart(self) -> Chart:
         """Return the mean number waited for by group."""
@@ -175,7 +176,8 @@ def _known_steps(context: ReportContext, begins_s: Times, ends_s: Times) -> NDAr
     for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
         met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
     # What was loaded from files before the first reading has no record of its span.
-    return np.logical_and(known, met | (begins_s < read["started_at"].min().timestamp()))
+    known &= met | (begins_s < read["started_at"].min().timestamp())
+    return known
 
 
 def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, str]:

@@ -127,7 +127,7 @@ exec(pathlib.Path(sys.argv[0]).read_text())
 """
 
 
-def test_a_trial_that_is_run_again_goes_on_with_what_it_has_measured(tmp_path: Path) -> None:
+def test_a_retried_trial_goes_on_with_what_it_has_measured(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(DIES)
     text = SWEEP.replace(str(PROGRAM), f"dies.py {PROGRAM}")
     (tmp_path / "sweep.toml").write_text(f"attempts = 1\n{text}")

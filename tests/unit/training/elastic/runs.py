@@ -12,26 +12,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from helios.training.elastic.launcher import HUNG_S
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = Path(__file__).with_name("program.py")
-HUNG_S = 15.0
-"""After which a worker is lost in these runs."""
-LAUNCHER = f"""
+LAUNCHER = """
 import sys
 from helios.training.elastic import __main__, launcher
-launcher.HUNG_S = {HUNG_S}
-sys.exit(__main__.main(sys.argv[1:]))
+launcher.HUNG_S = float(sys.argv[1])
+sys.exit(__main__.main(sys.argv[2:]))
 """
 
 
 class Run:
     """A launcher in a folder of its own, as a pool starts it."""
 
-    def __init__(self, folder: Path, devices: int, *words: str, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, devices: int, *words: str, start: int = 0, hung_s: float = HUNG_S, **settings: Any
+    ) -> None:
         self.folder, self.number = folder, 0
-        folder.mkdir(parents=True, exist_ok=True)
+        self.out = folder / f"start-{start}"
+        self.out.mkdir(parents=True, exist_ok=True)
         self.request_file = folder / "requests"
         self.request_file.unlink(missing_ok=True)
         settings = {"devices": [{}] * devices, "batch": [8, 64], "local_batch": [1, 16], "threads": 1, **settings}
@@ -44,7 +46,7 @@ class Run:
         }
         with (folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCHER, str(PROGRAM), "--out", str(folder), *words],
+                [sys.executable, "-c", LAUNCHER, str(hung_s), str(PROGRAM), "--out", str(self.out), *words],
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
@@ -70,7 +72,7 @@ class Run:
     def steps(self) -> dict[int, list[dict[str, Any]]]:
         """Return what each worker has said after each step, by how many steps there were."""
         steps = defaultdict(list)
-        for path in self.folder.glob("*.jsonl"):
+        for path in self.out.glob("*.jsonl"):
             for line in path.read_text().splitlines():
                 if line.endswith("}"):
                     steps[json.loads(line)["step"]].append({**json.loads(line), "pid": int(path.stem)})
@@ -120,9 +122,9 @@ class Run:
 
     def order(self, place: int, text: str) -> None:
         """Order a worker to ``end``, or to ``hang``."""
-        partial = self.folder / "order"
+        partial = self.out / "order"
         partial.write_text(text)
-        partial.replace(self.folder / f"order-{place}")
+        partial.replace(self.out / f"order-{place}")
 
     def losses(self) -> list[dict[str, Any]]:
         """Return what was reported of workers that were lost."""

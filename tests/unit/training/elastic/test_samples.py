@@ -8,12 +8,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from helios.errors import UsageError
 from helios.training.elastic.samples import SampleOrder, split
 
 DATA = TensorDataset(torch.arange(50))
+
+
+class Batches(BatchSampler):  # type: ignore[misc]  # torch is not followed
+    """Batches of a kind of its own."""
 
 
 class Stream(IterableDataset[int]):
@@ -52,6 +64,9 @@ def test_data_go_on_at_any_position_in_the_same_order() -> None:
             DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 50, 50)),
             "WeightedRandomSampler cannot be handed over",
         ),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "RandomSampler cannot be handed over"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=10)), "RandomSampler cannot be handed over"),
+        (DataLoader(DATA, batch_sampler=Batches(SequentialSampler(DATA), 5, False)), "Batches cannot be handed over"),
     ],
 )
 def test_data_without_a_place_are_refused(data: object, reason: str) -> None:

@@ -65,7 +65,7 @@ def without_slurm(fake_site: FakeSite, **access: object) -> TestClient:
     return web
 
 
-def test_a_job_of_the_past_has_its_runs_its_life_and_its_nodes(fake_site: FakeSite) -> None:
+def test_a_past_job_has_its_runs_its_life_and_its_nodes(fake_site: FakeSite) -> None:
     load(fake_site)
     with client(fake_site) as web:
         page = web.get("/jobs/7", headers=HTML).text
