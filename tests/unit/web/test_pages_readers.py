@@ -246,7 +246,7 @@ def test_the_menu_and_forms_have_what_the_reader_may_ask(shared: SharedSite, use
             for place in places
             for path in re.findall(r'<li><a href="([^"?]+)"', web.get(place, headers=as_user).text)
         }
-        assert len(menu) == (7 if user == "eve" else 16)
+        assert len(menu) == (8 if user == "eve" else 17)
         for path in menu:
             page = web.get(path, headers=as_user)
             assert page.status_code in ({200} if user == "eve" else {200, 503})
