@@ -182,9 +182,9 @@ class ReportContext:
 
     def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
         """Return the use by the jobs of the query, by period and group."""
-        query = self.query
-        chosen = {"user": query.users, "account": query.accounts, "partition": query.partitions}
-        question = UseQuery(by=by, edges=edges, now=query.now, chosen=chosen, all_distributions=all_distributions)
+        question = UseQuery(
+            by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
+        )
         return self.warehouse.use(self.cluster, question)
 
     def has_whole_day(self) -> bool:

@@ -24,8 +24,6 @@ MOST_GROUPS = 8
 """Most groups of a chart: more colours than these are not told apart."""
 OTHERS = "others"
 _MS_PER_HOUR = 3_600_000
-_WAIT = 0
-"""Place of waits in ``DISTRIBUTIONS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,17 +78,11 @@ def series(
     edges = _edges(since, until, step=step, timezone=context.timezone)
     use = context.use(by, edges)
     sums, (named, place) = use.sums, _largest(use.sums, use.names)
-    cells = sums.cells.assign(group=place[sums.cells["group"]])
-    waits = sums.bins[sums.bins["kind"] == _WAIT].join(cells[["period", "group"]], on="cell")
-    cells = cells.groupby(["period", "group"]).sum()
     shape = pd.MultiIndex.from_product([range(len(edges) - 1), range(len(named))], names=["period", "group"])
-    cells = cells.reindex(shape, fill_value=0)
-    quantiles = {
-        key: bin_quantiles(part["bin"].to_numpy(), part["count"].to_numpy(), [0.5, 0.9])
-        for key, part in waits.groupby(["period", "group"])
-    }
-    none = [np.nan, np.nan]
-    found = np.array([quantiles.get(key, none) for key in shape], dtype=np.float64).reshape(-1, 2) / 1000
+    cell = sums.cells["period"].to_numpy() * len(named) + place[sums.cells["group"]]
+    cells = sums.cells.groupby(cell).sum().reindex(range(len(shape)), fill_value=0)
+    waits = sums.bins.assign(cell=cell[sums.bins["cell"]])
+    found = bin_quantiles(waits, "wait", (0.5, 0.9), n_cells=len(shape))
     unknown = ((cells["present"] > 0) & (cells["with_gpus"] == 0)).to_numpy()
     hours = {name: cells[f"{name}_ms"].to_numpy() / _MS_PER_HOUR for name in ("gpu", "cpu", "queued_gpu", "queued_cpu")}
     begins = pd.DatetimeIndex(edges[:-1]).tz_convert(context.timezone)
@@ -103,8 +95,8 @@ def series(
             "gpu_hours_waited": np.where(unknown, np.nan, hours["queued_gpu"]),
             "cpu_hours_waited": hours["queued_cpu"],
             **{name: cells[name].to_numpy() for name in ("submitted", "started", "ended")},
-            "p50_wait_s": found[:, 0],
-            "p90_wait_s": found[:, 1],
+            "p50_wait_s": found[0],
+            "p90_wait_s": found[1],
         }
     )
     return SeriesFrame(rows=rows, step=step, until=until, timezone=context.timezone)

@@ -7,7 +7,7 @@ in bins, so that quantiles are known within ``QUANTILE_ERROR``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -387,16 +387,36 @@ def middle_of(bins: NDArray[np.int64]) -> Floats:
     return middle
 
 
-def bin_quantiles(bins: NDArray[np.int64], counts: NDArray[np.int64], shares: list[float]) -> list[float]:
-    """Return quantiles of counted values, NaN without any.
+def bin_quantiles(bins: pd.DataFrame, kind: str, shares: Sequence[float], *, n_cells: int) -> Floats:
+    """Return quantiles of counted values in each cell, NaN without any.
 
     They are interpolated linearly between order statistics, each of which is taken as the middle of its bin.
+
+    Parameters
+    ----------
+    bins : DataFrame
+        As in ``Sums``. Several rows of a bin count together.
+    kind : str
+        One of ``DISTRIBUTIONS``.
+
+    Returns
+    -------
+    float64 array of shape (n_shares, n_cells)
+        In s, or as a ratio.
     """
-    order = np.argsort(bins, kind="stable")
-    last = np.cumsum(counts[order])
-    if not len(last) or last[-1] <= 0:
-        return [float("nan")] * len(shares)
-    values = middle_of(bins[order])
-    place = np.array(shares) * (last[-1] - 1)
-    below, above = (values[np.searchsorted(last, rank, side="right")] for rank in (np.floor(place), np.ceil(place)))
-    return list(map(float, below + (above - below) * (place - np.floor(place))))
+    of_kind = bins[(bins["kind"] == DISTRIBUTIONS.index(kind)).to_numpy()]
+    cell, number, count = (of_kind[name].to_numpy() for name in ("cell", "bin", "count"))
+    order = np.lexsort((number, cell))
+    values, last = middle_of(number[order]) / 1000, np.cumsum(count[order])
+    total = np.bincount(cell, weights=count, minlength=n_cells).astype(np.int64)
+    first = np.cumsum(total) - total
+    known = total > 0
+    found = np.full((len(shares), n_cells), np.nan)
+    for row, share in enumerate(shares):
+        place = share * (total[known] - 1)
+        below, above = (
+            values[np.searchsorted(last, first[known] + rank.astype(np.int64), side="right")]
+            for rank in (np.floor(place), np.ceil(place))
+        )
+        found[row, known] = below + (above - below) * (place - np.floor(place))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -66,6 +66,12 @@ class StringTable:
             query = sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(elements)))
             texts.update((int(number), str(text)) for number, text in self._connection.execute(query))
         return texts
+
+
+def known_numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
+    """Return the numbers of texts, of those that are stored."""
+    digests = [text_digest(text) for text in texts]
+    return list(connection.execute(sa.select(names.c.name_id).where(names.c.digest.in_(digests))).scalars())
 
 
 def text_digest(text: str) -> str:

@@ -18,7 +18,7 @@ from helios.model import columns_of_id
 from helios.warehouse import job_sums, schema
 from helios.warehouse.bulk import arrow_schema
 from helios.warehouse.clusters import find_cluster_id
-from helios.warehouse.columns import StringTable, frame_of, in_order, stored_time, text_digest
+from helios.warehouse.columns import StringTable, frame_of, in_order, known_numbers, stored_time, text_digest
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import ORDER, RowStore, between, select_columns
 
@@ -90,17 +90,19 @@ class JobStore(RowStore):
         submitted_at = schema.jobs.c.submitted_at
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            query = select_columns(schema.jobs, cluster_id, dict.fromkeys([*names, *ORDER]))
+            query = sa.select(*(schema.jobs.c[name] for name in dict.fromkeys([*names, *ORDER])))
             query = between(query, submitted_at, since, until)
             for name, texts in (only or {}).items():
                 if texts:
-                    query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
+                    query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
             if last is not None:
                 newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             # No variable has the table, so that frame_of can free its columns.
-            conditions = [sa.true()] if unended_at is None else unended_jobs(stored_time(unended_at))
+            conditions = [schema.jobs.c.cluster_id == cluster_id]
+            if unended_at is not None:
+                conditions = _unended_jobs(cluster_id, stored_time(unended_at))
             return frame_of(
                 in_order(
                     pa.concat_tables(self._bulk.select(connection, query.where(condition)) for condition in conditions)
@@ -267,28 +269,8 @@ class JobStore(RowStore):
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
 
-def _filtered(connection: sa.Connection, cluster_id: int, wanted: JobFilter, columns: Sequence[str]) -> sa.Select[Any]:
-    """Return the query of the jobs of a list."""
-    query = between(
-        select_columns(schema.jobs, cluster_id, columns), schema.jobs.c.submitted_at, wanted.since, wanted.until
-    )
-    for name, texts in wanted.only.items():
-        if texts:
-            query = query.where(schema.jobs.c[name].in_(_numbers(connection, texts)))
-    if wanted.name_part:
-        query = query.where(schema.jobs.c.name.icontains(wanted.name_part, autoescape=True))
-    return query
-
-
-def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
-    """Return the numbers of texts, of those that are stored."""
-    digests = [text_digest(text) for text in texts]
-    query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
-    return list(connection.execute(query).scalars())
-
-
-def unended_jobs(moment: int) -> list[sa.ColumnElement[bool]]:
-    """Return conditions for the jobs that had not ended at a moment.
+def _unended_jobs(cluster_id: int, moment: int) -> list[sa.ColumnElement[bool]]:
+    """Return conditions for the jobs of a cluster that had not ended at a moment.
 
     Those submitted since are among them. Each job meets at most one condition. Those submitted more than a day before
     are found by indexes.
@@ -297,7 +279,25 @@ def unended_jobs(moment: int) -> list[sa.ColumnElement[bool]]:
     is_recent = submitted_at >= moment - schema.DAY_US
     # A recorded end may be before the submission.
     reaches = ended_at.is_(None) | (ended_at >= moment) | (submitted_at >= moment)
-    return [is_recent & reaches, ~is_recent & schema.IS_UNENDED, ~is_recent & schema.IS_LONG & (ended_at >= moment)]
+    older = ~is_recent & schema.in_cluster_by_index(cluster_id)
+    return [
+        (schema.jobs.c.cluster_id == cluster_id) & is_recent & reaches,
+        older & schema.IS_UNENDED,
+        older & schema.IS_LONG & (ended_at >= moment),
+    ]
+
+
+def _filtered(connection: sa.Connection, cluster_id: int, wanted: JobFilter, columns: Sequence[str]) -> sa.Select[Any]:
+    """Return the query of the jobs of a list."""
+    query = between(
+        select_columns(schema.jobs, cluster_id, columns), schema.jobs.c.submitted_at, wanted.since, wanted.until
+    )
+    for name, texts in wanted.only.items():
+        if texts:
+            query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
+    if wanted.name_part:
+        query = query.where(schema.jobs.c.name.icontains(wanted.name_part, autoescape=True))
+    return query
 
 
 def _has_name(name: str) -> sa.ColumnElement[bool]:

@@ -22,7 +22,7 @@ from helios.metrics.occupancy import Times
 from helios.model import SIZE_RANGES
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import StringTable, stored_time, text_digest
+from helios.warehouse.columns import StringTable, known_numbers, stored_time
 from helios.warehouse.job_sums import (
     COLUMNS,
     DIMENSIONS,
@@ -34,7 +34,7 @@ from helios.warehouse.job_sums import (
     months_of,
     state_numbers,
 )
-from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, jobs
+from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, in_cluster_by_index, jobs
 
 Group = Literal["", "partition", "account", "user", "size"]
 UNNAMED = "(unknown)"
@@ -144,7 +144,7 @@ class _Reader:
         has_days = len(days) > 1 and bool(np.isin(self.edges[1:-1], days).all())
         self.days = (int(days[0]), int(days[-1])) if has_days else (until, until)
         """First and last midnight of the window. Without a whole day, or with steps by hour, everything is an edge."""
-        self._chosen = {name: _numbers(connection, texts) for name, texts in query.chosen.items() if texts}
+        self._chosen = {name: known_numbers(connection, texts) for name, texts in query.chosen.items() if texts}
 
     def jobs_at_edges(self) -> pa.Table:
         """Return the jobs whose part in the window is not all in the sums.
@@ -177,8 +177,10 @@ class _Reader:
             ),
         ]
         columns = [jobs.c[name] for name in dict.fromkeys([*_KEY, *COLUMNS])]
-        query = sa.select(*columns).where(self._are_chosen(jobs))
-        found = pa.concat_tables([self._bulk.select(self._connection, query.where(each)) for each in conditions])
+        by_key = sa.select(*columns).where(self._are_chosen(jobs))
+        by_index = sa.select(*columns).where(in_cluster_by_index(self._cluster_id), self._are_in_groups(jobs))
+        queries = [*(by_key.where(near) for near in conditions[:2]), *(by_index.where(far) for far in conditions[2:])]
+        found = pa.concat_tables([self._bulk.select(self._connection, query) for query in queries])
         is_first = ~found.select(_KEY).to_pandas().duplicated().to_numpy()
         return found.filter(pa.array(is_first)).sort_by("submitted_at")
 
@@ -233,16 +235,10 @@ class _Reader:
 
     def _are_chosen(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return the condition that rows are of the cluster and the chosen groups."""
-        return sa.and_(
-            table.c.cluster_id == self._cluster_id, *(table.c[name].in_(ids) for name, ids in self._chosen.items())
-        )
+        return sa.and_(table.c.cluster_id == self._cluster_id, self._are_in_groups(table))
 
-
-def _numbers(connection: sa.Connection, texts: Collection[str]) -> list[int]:
-    """Return the numbers of names, without those that are not stored."""
-    digests = [text_digest(text) for text in texts]
-    query = sa.select(schema.names.c.name_id).where(schema.names.c.digest.in_(digests))
-    return list(connection.execute(query).scalars())
+    def _are_in_groups(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        return sa.and_(sa.true(), *(table.c[name].in_(ids) for name, ids in self._chosen.items()))
 
 
 def _sums_of_jobs(

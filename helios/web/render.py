@@ -48,8 +48,19 @@ HEADS = {
     "PredGPUh": "Predicted GPU hours",
     "RunGPUs": "GPUs held",
     "WaitGPUs": "GPUs waited for",
+    "MiddleOf10": "Middle 8 of 10",
+    "OneGPUh": "Hours of one GPU",
+    "MemoryMiB": "Memory (MiB)",
+    "OutH": "Hours out",
+    "IdlekWh": "Idle kWh",
+    "kWh": "kWh",
+    "Saved": "kWh saved",
+    "vs30min": "kWh against 30 min",
+    "vs10min": "kWh against 10 min",
 }
 """Heads of columns that their fields' names do not say; others are split into words."""
+WORDS = {"H": "hours", "Chgs": "changes"}
+"""Short forms at the end of fields' names."""
 _NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 WINDOW = ("from", "to")
 WINDOWS = {"Day": "now-1days", "Week": "now-7days", "4 weeks": "now-4weeks", "Year": "now-365days"}
@@ -68,7 +79,9 @@ _PAGES = Environment(
 
 def head_in_words(name: str) -> str:
     """Return the words of a field's name, ``GPU hours`` for ``GPUHours``."""
-    first, *others = _NEXT_WORD.split(HEADS.get(name, name))
+    if name in HEADS:
+        return HEADS[name]
+    first, *others = (WORDS.get(word, word) for word in _NEXT_WORD.split(name))
     return " ".join([first, *(word if word.isupper() else word[:1].lower() + word[1:] for word in others)])
 
 

@@ -291,18 +291,18 @@ def _history(now: pd.Timestamp) -> list[dict[str, Any]]:
 def _requeued(job_id: str, now: pd.Timestamp) -> list[dict[str, Any]]:
     """Return the two runs of a job that was preempted."""
     whole = {"user": "alice", "account": "vision", "name": "alice-train", "gpus": 4, "run_time_s": 3_600.0}
-    runs = zip(("PREEMPTED", "COMPLETED"), ("n1", "n4"), (50, 46), strict=True)
+    runs = zip(("PREEMPTED", "COMPLETED"), ("n1", "n4"), (52, 49), (50, 46), strict=True)
     return [
         a_job(
             job_id=job_id,
             restart=restart,
             state=state,
             node_list=node,
-            submitted_at=now - pd.Timedelta(hours=52),
-            started_at=now - pd.Timedelta(hours=hours),
+            submitted_at=now - pd.Timedelta(hours=submitted),
+            started_at=now - pd.Timedelta(hours=started),
             **whole,
         )
-        for restart, (state, node, hours) in enumerate(runs)
+        for restart, (state, node, submitted, started) in enumerate(runs)
     ]
 
 

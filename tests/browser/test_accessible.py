@@ -21,6 +21,14 @@ MOVING = """() => [...document.querySelectorAll("*")].filter(it => {
     return longest(style.transitionDuration) > 0.01 || longest(style.animationDuration) > 0.01;
 }).map(it => it.outerHTML.slice(0, 100))"""
 
+BROKEN = """() => [...document.querySelectorAll("main tbody td:not(.long)")].filter(cell => {
+    const text = document.createRange();
+    text.selectNodeContents(cell);
+    const tops = [...text.getClientRects()].map(it => it.top);
+    return cell.innerText.length < 10 && Math.max(...tops) - Math.min(...tops) > 10;
+}).map(cell => cell.innerText)"""
+"""Short values of tables that stand on several lines."""
+
 
 @pytest.mark.parametrize("path", PATHS)
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(reader: Opener, live_site: LiveSite, path: str) -> None:
@@ -48,6 +56,11 @@ def test_a_history_without_slurm_fits_a_phone(reader: Opener, request: pytest.Fi
         wider[path] = overflow_px(page)
     somebody.problems.clear()  # a page that a history does not have answers 404
     assert {path: pixels for path, pixels in wider.items() if pixels > 0} == {}
+
+
+def test_short_values_stay_whole_on_a_phone(reader: Opener, live_site: LiveSite) -> None:
+    page = reader(live_site, width=360).open("/energy")
+    assert page.evaluate(BROKEN) == []
 
 
 def test_a_first_page_without_slurm_has_no_violation(reader: Opener, venus_site: TraceSite) -> None:

@@ -23,10 +23,10 @@ SUMS = ("present", "with_gpus", "with_nodes", "gpu_ms", "cpu_ms", "node_ms", "lo
 QUEUED = ("queued_gpu_ms", "queued_cpu_ms")
 DISTRIBUTIONS = ("wait", "run_time", "over_asked")
 INDEXES = {
-    "unended": ("cluster_id, submitted_at, state, started_at, run_time_s", "ended_at IS NULL"),
-    "long": ("cluster_id, ended_at, submitted_at", "ended_at - submitted_at > 86400000000"),
+    "unended": ("submitted_at, cluster_id, state, started_at, run_time_s", "ended_at IS NULL"),
+    "long": ("ended_at, submitted_at, cluster_id", "ended_at - submitted_at > 86400000000"),
     "odd": (
-        "cluster_id, submitted_at",
+        "submitted_at, cluster_id",
         "submitted_at - started_at > 86400000000 OR started_at > ended_at OR started_at = ended_at AND run_time_s > 0 "
         "OR ended_at - submitted_at > 8640000000000",
     ),

@@ -315,16 +315,10 @@ def _figures_of_sums(cells: pd.DataFrame, use: Use, by: str) -> pd.DataFrame:
             "timeout_share": _ratio(cells["timed_out"], cells["finished"]),
         }
     )
-    quantiles = {"p50_wait_s": (0, 0.5), "p95_wait_s": (0, 0.95), "longest_wait_s": (0, 1.0)}
-    quantiles |= {"p50_run_time_s": (1, 0.5), "over_asked": (2, 0.5)}
-    bins = dict(list(use.sums.bins.groupby(["cell", "kind"])))
-    for name, (kind, share) in quantiles.items():
-        parts = [bins.get((cell, kind)) for cell in cells.index]
-        figures[name] = [
-            np.nan if part is None else bin_quantiles(part["bin"].to_numpy(), part["count"].to_numpy(), [share])[0]
-            for part in parts
-        ]
-        figures[name] /= 1000
+    named = {"wait": ("p50_wait_s", "p95_wait_s", "longest_wait_s"), "run_time": ("p50_run_time_s",)}
+    for kind, names in (named | {"over_asked": ("over_asked",)}).items():
+        found = bin_quantiles(use.sums.bins, kind, (0.5, 0.95, 1.0)[: len(names)], n_cells=len(use.sums.cells))
+        figures[list(names)] = found[:, cells.index.to_numpy()].T
     waiting = use.waiting.groupby("group")["wait_s"].agg(["size", "max"]).reindex(cells["group"])
     figures["waiting"] = waiting["size"].fillna(0).to_numpy().astype(np.int64)
     figures["longest_wait_s"] = np.fmax(figures["longest_wait_s"], waiting["max"].to_numpy())
