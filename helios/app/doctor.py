@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from helios.app.clusters import history_alone
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
-from helios.app.controllers import JOBS_MEMORY
-from helios.app.controllers import JOBS_MEMORY as NODE_MEMORY
+from helios.app.controllers import JOBS_MEMORY, NODES_MEMORY
 from helios.app.energy.tariff import tariff_from
 from helios.app.history import misread_rows
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.live_cluster import preflight
+from helios.app.model_drift import DRIFTED
 from helios.app.modes import current_modes, is_paused
 from helios.app.notify import channels, check_notify, try_servers
 from helios.app.services import configured_services
@@ -30,6 +31,7 @@ from helios.app.status import (
     make_finding,
     only_name,
     run_check,
+    status,
 )
 from helios.choices import Domain
 from helios.config import Settings, without_password
@@ -79,6 +81,24 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         ]
     found += [finding for check in checks for finding in run_check(check)]
     return [*dict.fromkeys(found)]  # what several checks fail at is said once
+
+
+def standing_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:
+    """Return what needs a person, without a question to the cluster.
+
+    The worst come first. Of a history without a live Slurm it is what ``helios status`` says of it.
+    """
+    checks: tuple[Callable[[], Iterator[PreflightFinding]], ...] = (
+        lambda: _breaker(settings, name, now),
+        lambda: _nodes(settings, name),
+        lambda: _drift(settings, name),
+        lambda: _intervals(settings),
+        lambda: _open_files(settings),
+    )
+    found = status(settings, cluster=name, now=now)
+    if not history_alone(settings, name, now=now):
+        found += [finding for check in checks for finding in run_check(check)]
+    return sorted((it for it in found if it.verdict is not OK), key=lambda it: it.verdict is not FAIL)
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[PreflightFinding]:
@@ -260,7 +280,7 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     """
     if not configured_services(settings, domain=Domain.NODES):
         return
-    text = _recall(settings, name, NODE_MEMORY)
+    text = _recall(settings, name, NODES_MEMORY)
     memory = NodeControllerState.from_json(text) if text else NodeControllerState()
     level, message = OK, "none is quarantined"
     if memory.protected:
@@ -268,6 +288,12 @@ def _nodes(settings: Settings, name: str) -> Iterator[PreflightFinding]:
     elif memory.quarantined:
         level, message = WARN, f"quarantined, as they failed to wake: {', '.join(sorted(memory.quarantined))}"
     yield make_finding("nodes", level, message, "Repair the nodes, then: helios power --clear all")
+
+
+def _drift(settings: Settings, name: str) -> Iterator[PreflightFinding]:
+    """Report whether jobs have drifted from those that the model learned from."""
+    if line := _recall(settings, name, DRIFTED):
+        yield make_finding("drift", WARN, line, "See what: helios model drift")
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:

@@ -11,6 +11,9 @@ from typing import Any
 
 from helios.private_files import file_name
 
+REASONS = ("worth a try", "may be worth a try")
+"""Verdicts of statements that argue for something, the clearer first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStudy:
@@ -31,6 +34,15 @@ class StoredStudy:
     subtitle: str
     values: Mapping[str, Any]
     sections: tuple[Mapping[str, Any], ...]
+
+    def first_statements(self, most: int) -> list[Mapping[str, Any]]:
+        """Return the statements with a reason to act, those with most hours at stake first."""
+        chosen = [
+            one
+            for one in self.values.get("statements", ())
+            if one.get("verdict") in REASONS and one.get("hours_per_week")
+        ]
+        return sorted(chosen, key=lambda one: (REASONS.index(one["verdict"]), -one["hours_per_week"]))[:most]
 
     def to_bytes(self) -> bytes:
         """Return the study in the form that ``latest_study`` reads."""

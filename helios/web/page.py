@@ -88,11 +88,17 @@ class Section(PageSection):
         At most one section of a page has one.
     id : str
         Its anchor, for links within a page.
+    more : tuple of str, optional
+        Name and path of the page that says more.
+    is_half : bool
+        Whether it stands beside another one on a wide screen.
     """
 
     charts: Sequence[Chart] = ()
     data: PageTable | None = None
     id: str = ""
+    more: tuple[str, str] | None = None
+    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def draw_chart(chart: Chart) -> str:
             if line.is_bound:
                 level = np.append(values[line.name], values[line.name][-1])
                 axes.step(edges, level, where="post", color=INK, ls="--", label=line.name)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(axes.get_ylim()[0], 0) if (base < 0).any() else 0)
         axes.set_ylabel(chart.unit if chart.unit != "s" else "")
         if chart.unit == "s":
             axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds)))

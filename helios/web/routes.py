@@ -12,7 +12,8 @@ from helios.web.pages.history import history_page
 from helios.web.pages.job import job_page
 from helios.web.pages.jobs import JOB_CHOICE, jobs_page
 from helios.web.pages.nodes import nodes_page
-from helios.web.pages.queue import now_page, queue_page, waiting_page
+from helios.web.pages.overview import overview_page
+from helios.web.pages.queue import queue_page, waiting_page
 from helios.web.pages.report_page import CHOICE, WINDOW
 from helios.web.pages.reports import reports_page
 from helios.web.pages.study import study_page
@@ -26,8 +27,8 @@ WING_PAGES = ("helios.training.web_pages",)
 ROUTES = (
     Route(
         "/",
-        "What waits and runs now, and what Helios may do",
-        now_page,
+        "What runs and waits, what Helios did, and what needs a person",
+        overview_page,
         menu_name="Overview",
         readers=Role.USER,
         is_cached=False,

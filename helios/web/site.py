@@ -6,11 +6,13 @@ It has one reading of the queue and one choice of the cluster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
@@ -27,12 +29,26 @@ from helios.units import rounded_duration
 from helios.warehouse import Warehouse
 from helios.web.page import PageMissing, Reader
 
+T = TypeVar("T")
+
 LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
 OLD = timedelta(days=1)
 """Age of the end of a window from which on a reader is told."""
+KEPT_S = 60.0
+"""Time for which a part of a page is kept that is not made at each request, s."""
+KEPT_PARTS = 256
 RULES_S = 60.0
 """Time between two readings of Slurm's rules, s."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of a page, once it is made."""
+
+    lock: Lock = field(default_factory=Lock)
+    made_at: float | None = None
+    value: Any = None
 
 
 class JobMissing(PageMissing):
@@ -66,9 +82,10 @@ class Site:
     ) -> None:
         self.settings, self.cluster, self.clock = settings, cluster or settings.database.cluster or None, clock
         self.operations = operations or Operations(settings, cluster=self.cluster)
-        self._lock = Lock()
+        self._lock, self._lock_of_parts = Lock(), Lock()
         self._live: tuple[float, Snapshot | str] | None = None
         self._history: tuple[float, str | None] | None = None
+        self._kept: OrderedDict[Hashable, _Part] = OrderedDict()
         self._rules: tuple[float, SlurmSite | str] | None = None
 
     def history(self) -> str | None:
@@ -108,6 +125,22 @@ class Site:
             if (name := self.history()) is not None:
                 with Warehouse.open(self.settings.database.url) as warehouse:
                     last_weeks(warehouse, name)
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return a part of a page that is made at most once in ``KEPT_S``.
+
+        Readers who ask meanwhile wait for it.
+        """
+        with self._lock_of_parts:
+            part = self._kept.setdefault(key, _Part())
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT_PARTS:
+                self._kept.popitem(last=False)
+        with part.lock:
+            if part.made_at is None or time.monotonic() - part.made_at > KEPT_S:
+                part.value, part.made_at = make(), time.monotonic()
+            found: T = part.value
+            return found
 
     def refuse_history(self, what: str) -> None:
         """Refuse a page that only a live cluster has.

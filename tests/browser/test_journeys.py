@@ -152,9 +152,9 @@ def test_a_click_on_a_head_sorts_the_rows(reader: Opener, live_site: LiveSite) -
 def test_pages_of_a_table_have_each_row_once(reader: Opener, live_site: LiveSite) -> None:
     somebody = reader(live_site)
     page = somebody.open("/queue")
-    seen = page.locator("tbody td[data-head=JobID]").all_inner_texts()
+    seen = page.locator("tbody td[data-head=Job]").all_inner_texts()
     follow(somebody, "Next")
-    seen += page.locator("tbody td[data-head=JobID]").all_inner_texts()
+    seen += page.locator("tbody td[data-head=Job]").all_inner_texts()
     assert sorted(seen) == sorted(job for jobs in live_site.waiting.values() for job in jobs)
 
 
@@ -163,5 +163,5 @@ def test_a_filter_leaves_the_rows_with_its_text(reader: Opener, live_site: LiveS
     page = somebody.open("/queue")
     page.get_by_label("Rows with").fill("carol")
     somebody.click(page.get_by_role("button", name="Find"))
-    assert page.locator("tbody td[data-head=JobID]").all_inner_texts() == live_site.waiting["carol"]
+    assert page.locator("tbody td[data-head=Job]").all_inner_texts() == live_site.waiting["carol"]
     assert query(page.url)["find"] == ["carol"]

@@ -30,6 +30,8 @@ FIELDS = declare_fields(
     ("LastRun", "naive_off_by", FieldKind.FACTOR, 7, _LAST_RUN),
     ("Same", "same_off_by", FieldKind.FACTOR, 7, "OffBy of the prediction over these same jobs"),
     ("Better", "better", FieldKind.SHARE, 7, "Share of these jobs where the prediction was nearer; a draw counts half"),
+    ("Predicted", "p50_s", FieldKind.LENGTH, 11, "Median of the predicted run times"),
+    ("Ran", "run_time_s", FieldKind.LENGTH, 11, "Median of the true run times"),
     ("LogError", "median_abs_log_error", FieldKind.FACTOR, 8, "Median abs(log1p(predicted) - log1p(true))"),
 )
 
@@ -182,6 +184,8 @@ def _figures(table: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
         naive=("naive", "median"),
         same=("same", "median"),
         better=("better", "mean"),
+        p50_s=("p50_s", "median"),
+        run_time_s=("run_time_s", "median"),
     ).reset_index(names="group")
     for name, column in (("off_by", "off"), ("bias", "log_error"), ("naive_off_by", "naive"), ("same_off_by", "same")):
         rows[name] = np.exp(rows[column])

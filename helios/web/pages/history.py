@@ -19,7 +19,6 @@ from helios.metrics.capacity import CapacitySource, capacity_of_nodes
 from helios.model import SIZE_RANGES
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import NO_START, UNKNOWN
-from helios.report.html import PageSection
 from helios.units import HOUR_S, best_unit
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
@@ -97,16 +96,17 @@ class UseSeries:
         table = self.frame.rows[column].to_numpy(dtype=np.float64).reshape(len(self.hours), len(self.groups))
         table = table / self.hours[:, np.newaxis] if is_mean else table
         return [
-            Line(name=group or "All", values=[None if np.isnan(value) else round(value, 3) for value in values])
+            Line(name=group or "all jobs", values=[None if np.isnan(value) else round(value, 3) for value in values])
             for group, values in zip(self.groups, table.T.tolist(), strict=True)
         ]
 
-    def use_chart(self, *, by: str, capacity: float | None = None, note: str = "") -> Chart:
+    def use_chart(self, *, by: str = "", capacity: float | None = None, note: str = "") -> Chart:
         """Return the mean number in use by group, with the capacity where it is known."""
+        name, title = (f"use_by_{by}", f"{self.unit} in use by {by}") if by else ("use", f"{self.unit} in use")
         lines = self.lines(f"{self.resource[:-1]}_hours", is_mean=True)
         if capacity is not None and lines:
             lines.append(Line(name="Capacity", values=[capacity] * len(self.hours), is_bound=True))
-        return self.chart(f"use_by_{by}", f"{self.unit} in use by {by}", self.unit, lines, kind="stack", note=note)
+        return self.chart(name, title, self.unit, lines, kind="stack", note=note)
 
     def waiting_chart(self) -> Chart:
         """Return the mean number waited for by group."""
@@ -227,14 +227,14 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         title="Charts",
         subtitle=title,
         sections=[
-            PageSection(
-                sentences=[
+            Section(
+                sentences=lacking,
+                charts=drawn,
+                notes=[
                     f"{unit} in use and waited for are means over each {step}, waits are those of the jobs submitted "
-                    "in it that have started. Draw over a chart to look closer.",
-                    *lacking,
-                ]
+                    "in it that have started. Draw over a chart to look closer."
+                ],
             ),
-            Section(charts=drawn),
             Section(
                 title=f"The {MONTHS} months to the end of the window",
                 charts=[] if by_month.is_empty else [by_month],

@@ -38,7 +38,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         PageSection(title="Nodes", tables=[_nodes(found)]),
     ]
     if len(decided.rows):
-        sections.append(Section(title=decided.title, data=DataTable(answer=decided, key=""), id="decisions"))
+        sections.append(Section(title=decided.title, data=DataTable(answer=decided, key="decisions"), id="decisions"))
     return Page(title=f"Job {found.job_id}", sections=sections, values=found.to_json())
 
 

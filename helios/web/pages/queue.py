@@ -1,4 +1,4 @@
-"""The first page and the queue."""
+"""The pages of the queue."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import numpy as np
 import pandas as pd
 
 from helios.app import reports
-from helios.app.clusters import NOT_LIVE, last_weeks
-from helios.errors import HeliosError
 from helios.model import Snapshot, seconds_of
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.html import PageSection
 from helios.report.tables import counted
-from helios.units import as_count, duration, in_number
-from helios.warehouse import Warehouse
+from helios.units import as_count, duration
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE, report_page
 from helios.web.site import Site
 from helios.web.table import DataTable
 
-FIRST_ROWS = 10
-"""Waiting jobs on the first page. The page of the queue and JSON have all."""
 QUEUE = declare_fields(
     ("JobID", "job_id", FieldKind.TEXT, 12, "Job id"),
     ("User", "user", FieldKind.TEXT, 12, "User"),
@@ -38,52 +33,25 @@ PREDICTED = declare_fields(
 )
 
 
-def now_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
-    """Return the first page.
-
-    What waits and runs now, or what the history has.
-    """
-    if history := site.history():
-        return _history_page(site, reader, history)
-    live = site.live()
-    if isinstance(live, str):
-        return _unread_page(live)
-    state, lines = _state(site)
-    rows = _waiting(live, reader)
-    values = _counts(live, reader)
-    lines = [_count_sentence(values, reader), *lines]
-    title = "Waiting, the next one first" if reader.is_admin else "Your waiting jobs"
-    notes = [f"The first {FIRST_ROWS} of {len(rows):,} are shown."] if len(rows) > FIRST_ROWS else []
-    table = _queue_table(rows.head(FIRST_ROWS), reader)
-    sections = [PageSection(sentences=lines), PageSection(title=title, tables=[table], notes=notes)]
-    return Page(
-        title=f"{live.cluster} now",
-        subtitle=f"As of {live.taken_at:%Y-%m-%d %H:%M:%S} UTC.",
-        sections=sections if len(rows) else sections[:1],
-        values={**values, **state, "queue": _records(rows, reader)},
-        follows=True,
-    )
-
-
 def queue_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     """Return the page of all waiting jobs."""
     site.refuse_history("A queue is")
     live = site.live()
     if isinstance(live, str):
-        return _unread_page(live)
-    rows, values = _waiting(live, reader), _counts(live, reader)
-    lines = [_count_sentence(values, reader)]
+        return unread_page(live)
+    rows, values = waiting_jobs(live, reader), count_jobs(live, reader)
+    lines = [count_sentence(values, reader)]
     lines += ["Predicted: half of such jobs run shorter."] if reader.is_admin and len(rows) else []
     section = Section(
         title="Waiting, the next one first",
         sentences=lines,
-        data=DataTable(answer=_queue_table(rows, reader), key="queue"),
+        data=DataTable(answer=queue_table(rows, reader), key="queue"),
     )
     return Page(
         title="Queue",
         subtitle=f"{live.cluster} as of {live.taken_at:%Y-%m-%d %H:%M:%S} UTC.",
         sections=[section],
-        values={**values, "queue": _records(rows, reader)},
+        values={**values, "queue": queue_records(rows, reader)},
         follows=True,
     )
 
@@ -93,12 +61,13 @@ def waiting_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     return report_page("Who waits", reports.queue_report(site.report_query(reader, given)), form_fields=CHOICE)
 
 
-def _unread_page(problem: str) -> Page:
+def unread_page(problem: str) -> Page:
+    """Return the page of a queue that cannot be read."""
     lines = ["The queue cannot be read now.", problem, "The pages of the history do not need it."]
     return Page(title="Now", sections=[PageSection(sentences=lines)], values={"problem": problem}, follows=True)
 
 
-def _counts(live: Snapshot, reader: Reader) -> dict[str, Any]:
+def count_jobs(live: Snapshot, reader: Reader) -> dict[str, Any]:
     """Return how much waits and runs of what a reader may see."""
     shown = reader.visible_part(live)
     gpus = as_count(float((shown.running["gpus"] * shown.running["tasks"].clip(lower=1)).sum()))
@@ -111,21 +80,23 @@ def _counts(live: Snapshot, reader: Reader) -> dict[str, Any]:
     }
 
 
-def _count_sentence(values: Mapping[str, Any], reader: Reader) -> str:
+def count_sentence(values: Mapping[str, Any], reader: Reader) -> str:
+    """Return how much waits and runs as a sentence."""
     tasks, running = values["pending"], values["running"]
     wait, run = "job waits" if tasks == 1 else "jobs wait", "runs" if running == 1 else "run"
     whose = "" if reader.is_admin else "Of yours, "
     return f"{whose}{tasks:,} {wait}, {running:,} {run} on {counted(values['gpus_in_use'], 'GPU')}."
 
 
-def _waiting(live: Snapshot, reader: Reader) -> pd.DataFrame:
+def waiting_jobs(live: Snapshot, reader: Reader) -> pd.DataFrame:
     """Return the waiting jobs that a reader may see, the next one first."""
     pending = reader.visible_part(live).pending.sort_values("priority", ascending=False, kind="stable")
     waited_s = live.taken_at.timestamp() - seconds_of(pending["eligible_at"].fillna(pending["submitted_at"]))
     return pending.assign(waited_s=np.maximum(waited_s, 0.0))
 
 
-def _queue_table(rows: pd.DataFrame, reader: Reader) -> ReportTable:
+def queue_table(rows: pd.DataFrame, reader: Reader) -> ReportTable:
+    """Return waiting jobs as a table, for an admin with their predictions."""
     fields = QUEUE
     if reader.is_admin:  # predictions rest on everybody's jobs; those of own jobs are on the jobs' pages
         middle = [
@@ -136,41 +107,7 @@ def _queue_table(rows: pd.DataFrame, reader: Reader) -> ReportTable:
     return ReportTable(title="Waiting jobs", fields=fields, rows=rows, empty="Nothing waits.")
 
 
-def _history_page(site: Site, reader: Reader, cluster: str) -> Page:
-    """Return the first page of a history without a live Slurm."""
-    with Warehouse.open(site.settings.database.url) as warehouse:
-        known = warehouse.clusters(counts=True).set_index("name").to_dict("index")[cluster]
-        weeks = last_weeks(warehouse, cluster)
-    lines, span = ["There is no Slurm here whose queue could be shown."], dict[str, Any]()
-    if reader.is_admin and weeks is not None:  # of nobody else: the span is that of everybody's jobs
-        first, last = (known[f"{end}_submitted_at"].isoformat() for end in ("first", "last"))
-        span = {"from": first, "to": last, "jobs": int(known["jobs"])}
-        window = " to ".join(f"{end:%Y-%m-%d %H:%M}" for end in weeks)
-        jobs = in_number(span["jobs"], "jobs")
-        lines = [*lines, f"{jobs} are loaded. The other pages show the last weeks of the history, {window} UTC."]
-    return Page(
-        title=cluster,
-        subtitle=f"This is {NOT_LIVE}.",
-        sections=[PageSection(sentences=lines)],
-        values={"cluster": cluster, "queue": [], "history": span},
-    )
-
-
-def _state(site: Site) -> tuple[dict[str, Any], list[str]]:
-    """Return what Helios may do now, as values and as sentences."""
-    try:
-        cycles = site.operations.cycles
-        pause, modes = cycles.pause(), cycles.modes()
-    except HeliosError as reason:
-        return {"modes": None, "paused": None}, [f"What Helios may do is not known: {reason.message}"]
-    lines = [f"Helios is paused {pause}."] if pause else []
-    if modes:
-        lines.append("Services: " + ", ".join(f"{name} is {modes[name].mode.value}" for name in modes) + ".")
-    mode_names = {name: mode.mode.value for name, mode in modes.items()}
-    return {"modes": mode_names, "paused": str(pause) if pause else None}, lines
-
-
-def _records(rows: pd.DataFrame, reader: Reader) -> list[dict[str, Any]]:
+def queue_records(rows: pd.DataFrame, reader: Reader) -> list[dict[str, Any]]:
     """Return rows as plain values, missing ones as None."""
     names: Sequence[str] = ("job_id", "user", "partition", "gpus", "tasks", "waited_s")
     names = (*names, "p10_s", "p50_s", "p90_s") if reader.is_admin else names

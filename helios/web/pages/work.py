@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from helios.app import reports
 from helios.app.energy.ledger import energy_report
 from helios.errors import UsageError
-from helios.report.energy import energy_answer, energy_sentences
-from helios.web.page import Page, Reader
+from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
+from helios.report.html import PageSection
+from helios.web.chart import Chart, Line
+from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE, WINDOW, report_page
 from helios.web.site import Site
 
 LOOKS_BACK = timedelta(days=14)
 """Time before the window in which a user's last run is looked for. All runs of 10^6 jobs would take seconds."""
+
+NODE_LAYERS = {
+    "busy": "with a job",
+    "idle": "idle",
+    "moving": "falling asleep or waking",
+    "asleep": "asleep",
+    "out": "out of service",
+    "unknown": "unknown",
+}
+"""Names of what nodes do, by their column."""
 
 
 def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -25,9 +41,59 @@ def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Pa
         raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
     found = reports.prediction_report(site.report_query(reader, given), by=by, looks_back=LOOKS_BACK)
     note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
-    return report_page(
+    page = report_page(
         "Accuracy of predictions", replace(found, notes=(*found.notes, note)), form_fields=(*WINDOW, "by")
     )
+    return _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
+
+
+def prediction_charts(days: pd.DataFrame, timezone: str) -> list[Chart]:
+    """Return predicted and true run times by day, and how far apart they were.
+
+    Days without a job that was predicted and has ended are gaps.
+    """
+    if days.empty:
+        return []
+    dates = pd.DatetimeIndex(days["group"])
+    every = pd.date_range(dates.min(), dates.max() + pd.Timedelta(days=1)).tz_localize(
+        timezone, nonexistent="shift_forward", ambiguous=False
+    )
+    times = [int(day.timestamp()) for day in every]
+    of_day = days.set_index(dates).reindex(every[:-1].tz_localize(None).normalize())
+
+    def line(name: str, column: str) -> Line:
+        values = of_day[column].astype("float64").tolist()
+        return Line(name=name, values=[None if np.isnan(value) else round(value, 3) for value in values])
+
+    common: dict[str, Any] = {"times": times[:-1], "end": times[-1], "timezone": timezone}
+    return [
+        Chart(
+            name="run_times",
+            title="Predicted and true run time, median",
+            unit="s",
+            lines=[line("Predicted", "p50_s"), line("True", "run_time_s")],
+            note="Of jobs that have ended, by the day they were submitted.",
+            **common,
+        ),
+        Chart(
+            name="off_by",
+            title="Factor between predicted and true run time, median",
+            unit="x",
+            lines=[line("Prediction", "off_by"), line("The user's last run", "naive_off_by")],
+            note="1 is exact.",
+            **common,
+        ),
+    ]
+
+
+def _with_charts(page: Page, charts: Sequence[Chart]) -> Page:
+    """Return a page of a report with charts before its table."""
+    drawn = [chart for chart in charts if not chart.is_empty]
+    if not drawn:
+        return page
+    (table,) = page.sections
+    head = PageSection(sentences=table.sentences)
+    return replace(page, sections=[head, Section(charts=drawn), replace(table, sentences=())])
 
 
 def decisions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -47,4 +113,54 @@ def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
     ledger = energy_report(site.report_query(reader, given), energy=site.settings.energy)
     found = report_page("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
-    return replace(found, values=ledger.to_json())
+    return _with_charts(replace(found, values=ledger.to_json()), energy_charts(ledger))
+
+
+def energy_charts(ledger: EnergyLedger) -> list[Chart]:
+    """Return what nodes did over time, and what they drew and saved by day."""
+    levels, days = ledger.levels, ledger.rows
+    # A day of which nothing is known drew an unknown amount, not none.
+    known = days[["busy_h", "idle_h", "asleep_h", "moving_h", "out_h"]].sum(axis=1).to_numpy() > 0
+    hours = [int(time.timestamp()) for time in levels["time"]]
+    lines = [Line(name=name, values=_plain(levels[column])) for column, name in NODE_LAYERS.items()]
+    lines = [line for line in lines if any(line.values)]
+    if levels["wanted"].notna().any():
+        lines.append(Line(name="wanted awake", values=_plain(levels["wanted"]), is_bound=True))
+    common: dict[str, Any] = {"timezone": ledger.timezone, "picks_window": True}
+    by_day: dict[str, Any] = {
+        "times": [int(time.timestamp()) for time in ledger.daily["time"]],
+        "end": int(ledger.end.timestamp()),
+        "kind": "bars",
+        "unit": "kWh",
+        **common,
+    }
+    charts = [
+        Chart(
+            name="node_states",
+            title="Nodes by what they did",
+            unit="nodes",
+            kind="stack",
+            times=hours,
+            end=int(levels["ended_at"].iloc[-1].timestamp()),
+            lines=lines,
+            **common,
+        ),
+        Chart(
+            name="drawn",
+            title="Energy by day",
+            lines=[
+                Line(name="nodes with a job", values=_plain((days["kwh"] - days["idle_kwh"]).where(known))),
+                Line(name="idle nodes", values=_plain(days["idle_kwh"].where(known))),
+            ],
+            note="By the model of energy. Hours of which nothing is known are not in it.",
+            **by_day,
+        ),
+    ]
+    if ledger.slept:
+        saved = Line(name="saved", values=_plain(ledger.daily[ALWAYS_ON].where(known)))
+        charts.append(Chart(name="saved", title="Saved by sleep against all nodes on", lines=[saved], **by_day))
+    return charts
+
+
+def _plain(values: pd.Series[Any]) -> list[float | None]:
+    return [None if pd.isna(value) else round(float(value), 3) for value in values]

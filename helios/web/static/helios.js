@@ -83,14 +83,14 @@
     const options = {
       width: Math.max(box.clientWidth, 200), height,
       tzDate: zoned,
-      scales: { x: { range: [chart.times[0], end] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+      scales: { x: { range: [chart.times[0], end] }, y: { range: (_, low, high) => [Math.min(low ?? 0, 0) * 1.05, high > 0 ? high * 1.05 : 1] } },
       series: [{ label: "Time", value: (_, time) => time == null ? "" : moment(zoned(time)) }, ...series],
       axes: [
         { ...axis, values: DATES, space: 70 },
         { ...axis, size: 64, space: 34, incrs: chart.unit === "s" ? LENGTHS_S : undefined,
           values: (_, ticks) => ticks.map(tick => written(tick, chart.unit)) },
       ],
-      legend: { live: !isSmall },
+      legend: { live: !isSmall, show: lines.length + bounds.length > 1 || lines[0].name !== "all jobs" },
       cursor: { drag: { x: zoom, y: false, setScale: false }, points: { show: isLine } },
       hooks: {
         setSelect: [plot => {

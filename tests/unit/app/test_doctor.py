@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from helios.app import doctor
+from helios.app.controllers import NODES_MEMORY
 from helios.app.live_cluster import BACK_END, preflight
 from helios.app.modes import pause, set_mode
 from helios.app.status import HEALTH_FILE
 from helios.config import Settings
-from helios.control import ServiceMode
+from helios.control import NodeControllerState, ServiceMode
+from helios.control.state import Failure
 from helios.errors import HookTableInvalid
 from helios.model import Mode
 from helios.slurm.hook_table import TABLE, HookRow, publish, read_table, render
@@ -115,6 +117,17 @@ def test_a_warehouse_that_cannot_be_written_is_no_warehouse(fake_site: FakeSite)
     assert finding(fake_site, "warehouse").verdict is FindingLevel.OK
     said = finding(fake_site, "warehouse", database={"url": read_only})
     assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
+
+
+def test_nodes_that_failed_to_wake_are_named(fake_site: FakeSite) -> None:
+    sleeper: dict[str, object] = {"ces": {}}
+    assert finding(fake_site, "nodes", services=sleeper).message == "none is quarantined"
+    failed = Failure(node="gpu7", at=fake_site.cluster.now, what="no answer in 600 s")
+    memory = NodeControllerState(quarantined={"gpu7": failed})
+    with fake_site.warehouse() as warehouse:
+        warehouse.remember("dev", NODES_MEMORY, memory.to_json(), at=fake_site.cluster.now)
+    said = finding(fake_site, "nodes", services=sleeper)
+    assert said.verdict is FindingLevel.WARN and "gpu7" in said.message
 
 
 def test_without_a_model_the_doctor_says_how_to_train_one(fake_site: FakeSite) -> None:

@@ -1,0 +1,373 @@
+"""The first page, for whoever asks.
+
+What waits and runs, the last week, what Helios did, what the study found, and what needs a person. Each part is kept
+for a minute, because the page is asked for every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from helios.actions import Result
+from helios.app import reports
+from helios.app.advise import advise
+from helios.app.clusters import NOT_LIVE
+from helios.app.controller_state import NIGHTLY_LEVELS
+from helios.app.doctor import standing_problems
+from helios.app.energy.ledger import energy_report
+from helios.app.nightly_order import order_checks
+from helios.errors import HeliosError, NotEnoughHistory
+from helios.model import Mode, Snapshot
+from helios.report.admin.decisions import CYCLE, with_results
+from helios.report.admin.sacct_format import as_json
+from helios.report.advice_table import advice_by_kind
+from helios.report.energy import energy_sentences
+from helios.report.html import PageSection
+from helios.report.stored_study import latest_study
+from helios.report.tables import counted
+from helios.units import duration, in_number
+from helios.warehouse import Warehouse
+from helios.web.page import Page, Reader, Role, Section
+from helios.web.pages.history import capacity_of, use_series
+from helios.web.pages.queue import count_jobs, count_sentence, queue_records, queue_table, waiting_jobs
+from helios.web.site import Site
+
+WAITING_ROWS = 5
+"""Waiting jobs on the first page. The page of the queue and JSON have all."""
+STATEMENTS = 3
+WINDOWS = {Role.ADMIN: "now-7days", Role.MANAGER: "now-30days", Role.USER: "now-7days"}
+"""Begin of the window of the charts."""
+CHANGES = timedelta(days=7)
+ACCOUNTS = 8
+FAILED_NODES = 5
+"""Failed nodes that are named."""
+COUNTED = (Result.DONE, Result.WOULD)
+DOWN = ("DOWN", "ERROR", "FAIL")
+DRAINED = ("DRAIN", "FAIL", "NOT_RESPONDING")
+Values = dict[str, Any]
+Part = tuple[Section, Values]
+
+
+def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
+    """Return the first page."""
+    history = site.history()
+    live = site.live() if history is None else None
+    lines, values = _head(site, reader, live, history)
+    recent = _kept(site, reader, "recent", _recent)
+    # Of a history the last week is what there is to say first.
+    lines = [*recent[0].sentences, *lines] if history else [*lines, *recent[0].sentences]
+    sections: list[PageSection] = [PageSection(sentences=lines)]
+    parts = [(replace(recent[0], sentences=()), recent[1])]
+    snapshot = live if isinstance(live, Snapshot) else None
+    if reader.is_admin:
+        parts += [
+            _problems(snapshot, _kept(site, reader, "problems", _standing)),
+            *([_kept(site, reader, "changes", _changes)] if history is None else []),
+        ]
+    if reader.role is Role.MANAGER:
+        parts += [_kept(site, reader, "accounts", _accounts), _kept(site, reader, "energy", _energy)]
+    if reader.sees_sums:
+        parts.append(_kept(site, reader, "findings", _findings))
+    if snapshot is not None:
+        parts.append(_waiting(snapshot, reader))
+    if not reader.sees_sums:
+        parts.append(_kept(site, reader, "advice", _advice))
+    for section, told in parts:
+        sections.append(section)
+        values |= told
+    return Page(
+        title=f"{snapshot.cluster} now" if snapshot is not None else history or "Now",
+        subtitle=_as_of(snapshot, history),
+        sections=sections,
+        values=values,
+        follows=history is None,
+    )
+
+
+def _kept(site: Site, reader: Reader, name: str, make: Callable[[Site, Reader], Part]) -> Part:
+    """Return a part of the page, or why there is none."""
+
+    def made() -> Part:
+        try:
+            return make(site, reader)
+        except HeliosError as reason:
+            title = name.capitalize()
+            return Section(title=title, sentences=[f"Not known: {reason.message}"], is_half=True), {name: None}
+
+    return site.keep((name, reader), made)
+
+
+def _as_of(snapshot: Snapshot | None, history: str | None) -> str:
+    if history:
+        return f"This is {NOT_LIVE}."
+    return "" if snapshot is None else f"As of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC."
+
+
+def _head(site: Site, reader: Reader, live: Snapshot | str | None, history: str | None) -> tuple[list[str], Values]:
+    """Return what waits and runs now, as sentences and as values."""
+    if live is None:
+        lines = ["There is no Slurm here whose queue could be shown."]
+        values: Values = {"cluster": history, "queue": [], "history": {}}
+        if reader.is_admin:  # of nobody else: the span is that of everybody's jobs
+            span = site.keep(("span", history), lambda: _span(site, str(history)))
+            values["history"] = span
+            lines += [f"{in_number(span['jobs'], 'jobs')} are loaded."] if span else []
+        return lines, values
+    if isinstance(live, str):
+        lines = ["The queue cannot be read now.", live, "The pages of the history do not need it."]
+        return lines, {"problem": live}
+    values = count_jobs(live, reader)
+    line = count_sentence(values, reader)
+    if reader.sees_sums and len(live.nodes):
+        capacity = float(live.nodes["gpus"].sum())
+        values["gpus"] = capacity
+        line = f"{line[:-1]} of {capacity:,.0f}." if capacity else line
+    state, lines = _state(site)
+    return [line, *lines], {**values, **state, "queue": queue_records(waiting_jobs(live, reader), reader)}
+
+
+def _state(site: Site) -> tuple[Values, list[str]]:
+    """Return what Helios may do now, as values and as sentences."""
+    try:
+        cycles = site.operations.cycles
+        pause, modes = cycles.pause(), cycles.modes()
+    except HeliosError as reason:
+        return {"modes": None, "paused": None}, [f"What Helios may do is not known: {reason.message}"]
+    lines = [f"Helios is paused {pause}."] if pause else []
+    if modes:
+        lines.append("Services: " + ", ".join(f"{name} is {modes[name].mode.value}" for name in modes) + ".")
+    mode_names = {name: mode.mode.value for name, mode in modes.items()}
+    return {"modes": mode_names, "paused": str(pause) if pause else None}, lines
+
+
+def _span(site: Site, cluster: str) -> Values:
+    """Return the span of a history."""
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        known = warehouse.clusters(counts=True).set_index("name").to_dict("index")[cluster]
+    if pd.isna(known["first_submitted_at"]):
+        return {}
+    first, last = (known[f"{end}_submitted_at"].isoformat() for end in ("first", "last"))
+    return {"from": first, "to": last, "jobs": int(known["jobs"])}
+
+
+def _recent(site: Site, reader: Reader) -> Part:
+    """Return the last week, or a manager's month, in charts and a sentence."""
+    query = site.report_query(reader, {"from": WINDOWS[reader.role]}, sums=True)
+    total = reports.usage_report(query, group="partition")
+    with reports.open_context(query) as context:
+        found = use_series(context, "")
+        capacity, _ = capacity_of(context, found.resource) if reader.sees_sums else (None, "")
+        since, until = context.format_time(context.since), context.format_time(context.until)
+        timezone = context.timezone
+    quantiles = {"p50_wait_s": "half wait less", "p90_wait_s": "9 of 10 wait less"}
+    waits = [replace(line, name=name) for column, name in quantiles.items() for line in found.lines(column)]
+    charts = [
+        found.use_chart(capacity=capacity),
+        found.waiting_chart(),
+        found.chart("waits", "Waits", "s", waits),
+    ]
+    figures = total.total or (total.rows.iloc[0].to_dict() if len(total.rows) == 1 else {})
+    week = {
+        "from": since,
+        "to": until,
+        "timezone": timezone,
+        "jobs": int(figures.get("jobs", 0)),
+        "gpu_hours": figures.get("gpu_hours"),
+        "cpu_hours": figures.get("cpu_hours"),
+        "p50_wait_s": figures.get("p50_wait_s"),
+        "p95_wait_s": figures.get("p95_wait_s"),
+    }
+    section = Section(
+        title="Use and waits",
+        sentences=[f"{since} to {until} ({timezone}): {_week_sentence(week, found.resource, reader)}"],
+        charts=[replace(chart, is_small=True, picks_window=False) for chart in charts if not chart.is_empty],
+        more=("All charts", "/history"),
+    )
+    return section, {"week": week}
+
+
+def _week_sentence(week: Values, resource: str, reader: Reader) -> str:
+    whose = "" if reader.sees_sums else " of yours"
+    told = [f"{week['jobs']:,} job{'' if week['jobs'] == 1 else 's'}{whose} submitted"]
+    unit = resource[:-1]
+    if _is_known(hours := week[f"{unit}_hours"]):
+        told.append(f"{hours:,.0f} {unit.upper()} hours held")
+    if _is_known(week["p50_wait_s"]):
+        middle, long = (duration(week[name]) for name in ("p50_wait_s", "p95_wait_s"))
+        told.append(f"half waited less than {middle}, 19 of 20 less than {long}")
+    return ", ".join(told) + "."
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and not isnan(value)
+
+
+def _standing(site: Site, _: Reader) -> Part:
+    """Return what needs a person, as far as no cluster is asked."""
+    found = standing_problems(site.settings, site.name(), now=site.clock())
+    section = Section(
+        title="Needs a person",
+        sentences=[f"{it.check.capitalize()}: {it.message.rstrip('.')}. {it.hint}" for it in found],
+        is_half=True,
+    )
+    return section, {"problems": [{"check": it.check, "message": it.message, "hint": it.hint} for it in found]}
+
+
+def _problems(live: Snapshot | None, standing: Part) -> Part:
+    """Return what needs a person, with the nodes that failed."""
+    section, values = standing
+    failed = [] if live is None else _failed_nodes(live)
+    lines = [f"{node}: {why}" for node, why in failed[:FAILED_NODES]]
+    lines += [f"{counted(len(failed) - FAILED_NODES, 'more node')}."] if len(failed) > FAILED_NODES else []
+    more = ("Nodes", "/nodes") if failed else None
+    sentences = [*section.sentences, *lines] or ["Nothing."]
+    told = {**values, "failed_nodes": [{"node": node, "why": why} for node, why in failed]}
+    return replace(section, sentences=sentences, more=more), told
+
+
+def _failed_nodes(live: Snapshot) -> list[tuple[str, str]]:
+    """Return nodes that are down or drained, and why."""
+    texts = live.nodes[["name", "state", "flags", "reason"]].astype("object").fillna("").astype("str")
+    found = []
+    for name, state, flags, reason in texts.itertuples(index=False):
+        words = [state, *filter(None, flags.split("+"))]
+        if state in DOWN or any(word in DRAINED for word in words):
+            found.append((name, "+".join(words) + (f", {reason}" if reason else "")))
+    return found
+
+
+def _changes(site: Site, _: Reader) -> Part:
+    """Return what Helios changed lately, and what it brought."""
+    cluster, since = site.name(), site.clock() - CHANGES
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        rows = with_results(warehouse.decisions(cluster, since=since))
+        checks = order_checks(warehouse, cluster)
+        text = warehouse.remembered(cluster, NIGHTLY_LEVELS)
+    rows = rows[(rows["action"] != CYCLE).to_numpy(dtype=bool, na_value=True)]
+    counts: list[Values] = [
+        {"service": str(service), **{str(name): int((of["result"] == name).sum()) for name in COUNTED}}
+        for service, of in rows.groupby("service", observed=True)
+    ]
+    lines = [
+        f"{count['service']}: {counted(count['done'], 'change')} made"
+        + (f", {count['would']:,} only noted in shadow mode." if count["would"] else ".")
+        for count in counts
+        if count["done"] or count["would"]
+    ]
+    lines = lines or [_why_nothing(site)]
+    brought = []
+    if checks:
+        brought.append(f"{checks[-1].sentences[0]} (checked {checks[-1].at:%Y-%m-%d})")
+    levels = json.loads(text) if text else {}
+    if levels.get("asleep_node_h"):
+        low, high = (levels.get(f"saved_{end}_kwh", 0.0) for end in ("low", "high"))
+        brought.append(f"Nodes asleep saved {levels['saved_kwh']:,.0f} kWh ({low:,.0f} to {high:,.0f}) in 14 days.")
+    section = Section(
+        title=f"What Helios did in {CHANGES.days} days",
+        sentences=[*lines, *brought],
+        more=("Decisions", "/decisions"),
+        is_half=True,
+    )
+    return section, {"changes": counts, "brought": brought}
+
+
+def _why_nothing(site: Site) -> str:
+    """Return why Helios changed nothing."""
+    try:
+        modes = {each.mode for each in site.operations.cycles.modes().values()}
+    except HeliosError:
+        return "Nothing was changed."
+    if modes <= {Mode.OFF}:
+        return "Nothing: all services are off." if modes else "Nothing: no service is set up."
+    acts = modes & {Mode.CANARY, Mode.ACTIVE}
+    return "Nothing was changed." if acts else "Nothing: services only note what they would do (shadow)."
+
+
+def _findings(site: Site, reader: Reader) -> Part:
+    """Return the first findings of the last study, with their commands."""
+    kept = latest_study(Path(site.settings.report.folder), site.name())
+    found = [] if kept is None else kept.first_statements(STATEMENTS)
+    if kept is None:
+        lines = ["No study is kept yet: helios study --keep"]
+    else:
+        lines = [
+            f"{one['sentence']}" + (f" Try: {one['command']}" if one["command"] and reader.is_admin else "")
+            for one in found
+        ] or ["Nothing that the last study looked at is worth a try."]
+    section = Section(
+        title="What the last study found" + (f" ({kept.made_at:%Y-%m-%d})" if kept is not None else ""),
+        sentences=lines,
+        more=("Study", "/study") if reader.is_admin else None,
+        is_half=True,
+    )
+    names = ("name", "title", "sentence", "verdict", "command")
+    return section, {"findings": [{name: one[name] for name in names} for one in found]}
+
+
+def _waiting(live: Snapshot, reader: Reader) -> Part:
+    """Return the first waiting jobs."""
+    rows = waiting_jobs(live, reader)
+    section = Section(
+        title="Waiting, the next one first" if reader.is_admin else "Your waiting jobs",
+        tables=[queue_table(rows.head(WAITING_ROWS), reader)] if len(rows) else [],
+        sentences=[] if len(rows) else ["Nothing waits."],
+        notes=[f"The first {WAITING_ROWS} of {len(rows):,} are shown."] if len(rows) > WAITING_ROWS else [],
+        more=("Queue", "/queue"),
+        is_half=True,
+    )
+    return section, {}
+
+
+def _accounts(site: Site, reader: Reader) -> Part:
+    """Return hours and waits of the month by account."""
+    query = site.report_query(reader, {"from": WINDOWS[Role.MANAGER]}, sums=True)
+    answer = reports.usage_report(query, group="account")
+    names = ("Account", "Jobs", "GPUHours" if "GPUHours" in answer.shown else "CPUHours", "Share", "P50Wait")
+    shown = tuple(name for name in names if name in answer.shown)
+    section = Section(
+        title="Accounts in 30 days",
+        tables=[replace(answer, rows=answer.rows.head(ACCOUNTS), shown=shown)] if len(answer.rows) else [],
+        sentences=[] if len(answer.rows) else [answer.empty],
+        more=("All accounts", "/accounts"),
+        is_half=True,
+    )
+    return section, {"accounts": as_json(answer)["rows"]}
+
+
+def _energy(site: Site, reader: Reader) -> Part:
+    """Return energy and its price in the month."""
+    query = site.report_query(reader, {"from": WINDOWS[Role.MANAGER]}, sums=True)
+    try:
+        ledger = energy_report(query, energy=site.settings.energy)
+    except NotEnoughHistory as reason:
+        return Section(title="Energy in 30 days", sentences=[f"Not known: {reason.message}"], is_half=True), {}
+    total = ledger.total
+    lines = [
+        f"{ledger.nodes:,} nodes drew {total['kwh']:,.0f} kWh, which cost {total['cost']:,.0f} {ledger.currency} "
+        f"by the model of energy.",
+        *energy_sentences(ledger)[:1],
+    ]
+    section = Section(title="Energy in 30 days", sentences=lines, more=("Energy", "/energy"), is_half=True)
+    return section, {"energy": {"kwh": total["kwh"], "cost": total["cost"], "currency": ledger.currency}}
+
+
+def _advice(site: Site, reader: Reader) -> Part:
+    """Return the own advice by kind."""
+    found = advise(site.report_query(reader, {"from": "now-4weeks"}))
+    kinds = advice_by_kind(found.advice)
+    section = Section(
+        title="Advice on your jobs",
+        sentences=[] if found.advice else [kinds.empty],
+        tables=[kinds] if found.advice else [],
+        more=("All advice", "/advice"),
+        is_half=True,
+    )
+    return section, {"advice": as_json(kinds)["rows"]}

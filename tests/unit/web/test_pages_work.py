@@ -1,0 +1,67 @@
+"""Charts of the pages of predictions and energy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from helios.app.energy.ledger import energy_ledger
+from helios.config import Energy
+from helios.model import NODES, PREDICTIONS
+from helios.web.pages.work import energy_charts, prediction_charts
+from tests.builders import a_batch, a_job
+from tests.unit.app.sites import FakeSite
+from tests.unit.web.test_pages import JSON, client
+
+
+def test_predicted_and_true_run_times_stand_by_the_day(tmp_path: Path) -> None:
+    fake_site = FakeSite(tmp_path)
+    now = pd.Timestamp(fake_site.cluster.now).floor("D") + pd.Timedelta(hours=9)
+    ago = {4: 100.0, 2: 300.0, 1: 50.0}
+    jobs = [
+        a_job(job_id=f"{days}-{n}", submitted_at=now - pd.Timedelta(days=days), run_time_s=run_s)
+        for days, run_s in ago.items()
+        for n in range(3)
+    ]
+    batch = a_batch(*jobs)
+    key = batch.jobs[["job_id", "submitted_at", "restart"]]
+    predicted = key.assign(**dict.fromkeys(PREDICTIONS.names, 150.0) | {"source": "shrinkage"})
+    with fake_site.warehouse() as warehouse:
+        warehouse.load([batch], cluster="dev", path="x", sha256="2", format="sacct", timezone="UTC")
+        warehouse.add_predictions("dev", predicted, made_at=fake_site.cluster.now)
+    fake_site.read()
+    with client(fake_site) as web:
+        found = web.get("/predictions", headers=JSON).json()["charts"]["run_times"]
+        assert "charts" not in web.get("/predictions?by=size", headers=JSON).json()
+    lines = {line["name"]: line["values"] for line in found["lines"]}
+    assert lines["Predicted"] == [150.0, None, 150.0, 150.0]  # nobody submitted on the second day
+    assert lines["True"] == [100.0, None, 300.0, 50.0]
+
+
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin", "America/Sao_Paulo"])
+def test_a_day_begins_at_local_midnight(timezone: str) -> None:
+    days = ["2018-11-03", "2018-11-04", "2018-11-05"]  # in Sao Paulo the second one began at one o'clock
+    rows = pd.DataFrame({"group": days} | dict.fromkeys(["p50_s", "run_time_s", "off_by", "naive_off_by"], 1.0))
+    chart = prediction_charts(rows, timezone)[0]
+    begins = [pd.Timestamp(time, unit="s", tz=timezone) for time in chart.times]
+    assert [f"{begin:%Y-%m-%d}" for begin in begins] == days
+    assert list(chart.lines[0].values) == [1.0] * 3
+
+
+def test_a_day_of_which_nothing_is_known_has_no_energy(tmp_path: Path) -> None:
+    fake_site = FakeSite(tmp_path)
+    begin, end = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC)
+    job = a_job(submitted_at=pd.Timestamp(begin), run_time_s=3_600.0, node_list="n1")
+    with fake_site.warehouse() as warehouse:
+        warehouse.load([a_batch(job)], cluster="dev", path="x", sha256="2", format="sacct", timezone="UTC")
+        warehouse.add_nodes("dev", NODES.conform(pd.DataFrame([{"name": "n1", "partition": "gpu", "gpus": 8}])))
+        ledger = energy_ledger(warehouse, "dev", timezone="UTC", since=begin, until=end, energy=Energy())
+    charts = {chart.name: chart for chart in energy_charts(ledger)}
+    drawn = charts["drawn"].lines[0].values
+    assert drawn[0] is not None and drawn[0] > 0
+    assert list(drawn[1:]) == [None, None]
+    states = {line.name: line.values for line in charts["node_states"].lines}
+    assert states["unknown"][-1] == 1.0
