@@ -24,6 +24,7 @@ from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.doctor import standing_problems
 from helios.app.energy.ledger import energy_report
 from helios.app.nightly_order import order_checks
+from helios.dates import local_day
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import Mode, Snapshot
 from helios.report.admin.decisions import CYCLE, with_results
@@ -126,7 +127,7 @@ def _head(site: Site, reader: Reader, live: Snapshot | str | None, history: str 
         return lines, {"problem": live}
     values = count_jobs(live, reader)
     line = count_sentence(values, reader)
-    if reader.sees_sums and len(live.nodes):
+    if reader.is_admin and len(live.nodes):
         capacity = float(live.nodes["gpus"].sum())
         values["gpus"] = capacity
         line = f"{line[:-1]} of {capacity:,.0f}." if capacity else line
@@ -161,11 +162,12 @@ def _span(site: Site, cluster: str) -> Values:
 def _recent(site: Site, reader: Reader) -> Part:
     """Return the last week, or a manager's month, in charts and a sentence."""
     query = site.report_query(reader, {"from": WINDOWS[reader.role]}, sums=True)
-    total = reports.usage_report(query, group="partition")
     with reports.open_context(query) as context:
-        found = use_series(context, "")
+        # From a midnight on, since whole days are kept as sums.
+        begin, _ = local_day(context.since, timezone=context.timezone)
+        found = use_series(context, "", since=begin)
         capacity, _ = capacity_of(context, found.resource) if reader.sees_sums else (None, "")
-        since, until = context.format_time(context.since), context.format_time(context.until)
+        since, until = context.format_time(begin), context.format_time(context.until)
         timezone = context.timezone
     quantiles = {"p50_wait_s": "half wait less", "p90_wait_s": "9 of 10 wait less"}
     waits = [replace(line, name=name) for column, name in quantiles.items() for line in found.lines(column)]
@@ -174,16 +176,17 @@ def _recent(site: Site, reader: Reader) -> Part:
         found.waiting_chart(),
         found.chart("waits", "Waits", "s", waits),
     ]
-    figures = total.total or (total.rows.iloc[0].to_dict() if len(total.rows) == 1 else {})
+    rows = found.frame.rows
+    days = rows[rows["p50_wait_s"].notna()].to_dict("records")
+    last = days[-1] if days else {"day": None, "p50_wait_s": None, "p90_wait_s": None}
     week = {
         "from": since,
         "to": until,
         "timezone": timezone,
-        "jobs": int(figures.get("jobs", 0)),
-        "gpu_hours": figures.get("gpu_hours"),
-        "cpu_hours": figures.get("cpu_hours"),
-        "p50_wait_s": figures.get("p50_wait_s"),
-        "p95_wait_s": figures.get("p95_wait_s"),
+        "jobs": int(rows["submitted"].sum()),
+        **{name: float(rows[name].sum(min_count=1)) for name in ("gpu_hours", "cpu_hours")},
+        "last_day": None if last["day"] is None else f"{last['day']:%Y-%m-%d}",
+        **{name: last[name] for name in ("p50_wait_s", "p90_wait_s")},
     }
     section = Section(
         title="Use and waits",
@@ -200,10 +203,11 @@ def _week_sentence(week: Values, resource: str, reader: Reader) -> str:
     unit = resource[:-1]
     if _is_known(hours := week[f"{unit}_hours"]):
         told.append(f"{hours:,.0f} {unit.upper()} hours held")
-    if _is_known(week["p50_wait_s"]):
-        middle, long = (duration(week[name]) for name in ("p50_wait_s", "p95_wait_s"))
-        told.append(f"half waited less than {middle}, 19 of 20 less than {long}")
-    return ", ".join(told) + "."
+    if week["last_day"] is None:
+        return ", ".join(told) + "."
+    middle, long = (duration(week[name]) for name in ("p50_wait_s", "p90_wait_s"))
+    waits = f"On {week['last_day']} half of the jobs waited less than {middle}, 9 of 10 less than {long}."
+    return f"{', '.join(told)}. {waits}"
 
 
 def _is_known(value: float | None) -> bool:
@@ -348,8 +352,13 @@ def _energy(site: Site, reader: Reader) -> Part:
     try:
         ledger = energy_report(query, energy=site.settings.energy)
     except NotEnoughHistory as reason:
-        return Section(title="Energy in 30 days", sentences=[f"Not known: {reason.message}"], is_half=True), {}
+        return Section(title="Energy in 30 days", sentences=[f"Not known: {reason.message}"], is_half=True), {
+            "energy": None
+        }
     total = ledger.total
+    if not any(total[f"{state}_h"] for state in ("busy", "idle", "asleep", "moving", "out")):
+        lines = [f"Not known: of no hour of {counted(ledger.nodes, 'node')} is it recorded what they did."]
+        return Section(title="Energy in 30 days", sentences=lines, is_half=True), {"energy": None}
     lines = [
         f"{ledger.nodes:,} nodes drew {total['kwh']:,.0f} kWh, which cost {total['cost']:,.0f} {ledger.currency} "
         f"by the model of energy.",

@@ -24,7 +24,7 @@
     return `${+seconds.toPrecision(3)} s`;
   };
   const written = (value, unit) =>
-    value == null ? "-" : unit === "s" ? duration(value) : value.toLocaleString("en", { maximumFractionDigits: 2 });
+    value == null ? "-" : unit === "s" ? duration(value) : value.toLocaleString("en", Math.abs(value) < 1 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 2 });
 
   // Areas and bars on each other: each becomes the sum of itself and those before it, unknown where nothing is known.
   const stacked = lines => {

@@ -64,7 +64,9 @@ def web(fake_site: FakeSite) -> Iterator[TestClient]:
 
 def test_tabs_of_one_reader_cost_one_page_of_the_queue(fake_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(queue_pages, "_counts", lambda *given, real=queue_pages._counts: made.append(1) or real(*given))
+    monkeypatch.setattr(
+        queue_pages, "count_jobs", lambda *given, real=queue_pages.count_jobs: made.append(1) or real(*given)
+    )
     with client(fake_site) as web:
         for _ in range(8):
             assert web.get("/queue", headers=HTML).status_code == 200
