@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from helios.app.history import read_file
 from helios.model import JobState
@@ -17,6 +18,12 @@ from helios.report import advice
 from helios.slurm.parse import length_s
 
 FILES = ("sacct_graham_may-jun2021.txt.gz", "sacct_cedar_may-jun2021.txt.gz", "sacct_raw_phillips_dec2016.txt.gz")
+
+
+def kinds(jobs: pd.DataFrame) -> dict[object, pd.DataFrame]:
+    """Return alike jobs with equal limits, by what they have in common."""
+    groups = advice.with_name_words(jobs).groupby([*advice.KEYS, "time_limit_s"], observed=True, dropna=False)
+    return dict(list(groups))
 
 
 def main() -> None:
@@ -30,14 +37,10 @@ def main() -> None:
         middle = jobs["submitted_at"].quantile(0.5)
         before, after = jobs[jobs["ended_at"] <= middle], jobs[jobs["submitted_at"] > middle]
         shares, later, fitting, ratios = [], 0, 0, []
-        kind = [*advice.KEYS, "time_limit_s"]
-        of_kind = {
-            tuple(alike[kind].iloc[0]): alike
-            for alike in advice.alike_jobs(advice.with_name_words(after), "time_limit_s", fewest=1)
-        }
-        for alike in advice.alike_jobs(advice.with_name_words(before), "time_limit_s"):
+        of_kind = kinds(after)
+        for kind, alike in kinds(before).items():
             found = [one for one in advice.limit_advice(alike) if one.kind == "limit_too_long"]
-            same = of_kind.get(tuple(alike[kind].iloc[0]))
+            same = of_kind.get(kind)
             if not found or same is None:
                 continue
             ran = same[same["state"].isin([JobState.COMPLETED, JobState.TIMEOUT])]

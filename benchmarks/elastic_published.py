@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from helios.training.elastic_sim.profiles import ModelProfile
 from helios.training.elastic_sim.simulator import ElasticJob
 from helios.training.sizes.placing import place_asked, place_emptiest
 from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
@@ -37,10 +38,11 @@ def optimus(jobs: Sequence[ElasticJob]) -> Decide:
 
     def time_left(training: ElasticTraining, gpus: int) -> float:
         job = jobs[training.name]
-        last = job.profile.epochs - 1
+        profile = job.profile
+        assert isinstance(profile, ModelProfile)  # nothing else knows the steps of each epoch
+        last = profile.epochs - 1
         steps = (
-            job.profile.iterations_after(job.batch, last)
-            - job.profile.iterations_after(job.batch, training.state.epoch)
+            profile.iterations_after(job.batch, last) - profile.iterations_after(job.batch, training.state.epoch)
             if training.state.epoch < last
             else 1
         )

@@ -117,7 +117,8 @@ def described(schema: dict[str, Any], words: Mapping[str, str]) -> dict[str, Any
     found = dict(schema)
     if "properties" in found:
         found["properties"] = {
-            name: described(inner, words) | ({"description": words[name]} if name in words else {})
+            name: described(inner, words)
+            | ({"description": words[name]} if name in words and "properties" not in inner else {})
             for name, inner in found["properties"].items()
         }
     for inner in ("items", "additionalProperties"):

@@ -19,7 +19,6 @@ from helios.metrics.capacity import CapacitySource, capacity_of_nodes
 from helios.model import SIZE_RANGES
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import NO_START, UNKNOWN
-from helios.report.html import PageSection
 from helios.units import HOUR_S, best_unit
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
@@ -231,14 +230,14 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         title="Charts",
         subtitle=title,
         sections=[
-            PageSection(
-                sentences=[
+            Section(
+                sentences=lacking,
+                charts=drawn,
+                notes=[
                     f"{unit} in use and waited for are means over each {step}, waits are those of the jobs submitted "
-                    "in it that have started. Draw over a chart to look closer.",
-                    *lacking,
-                ]
+                    "in it that have started. Draw over a chart to look closer."
+                ],
             ),
-            Section(charts=drawn),
             Section(
                 title=f"The {MONTHS} months to the end of the window",
                 charts=[] if by_month.is_empty else [by_month],

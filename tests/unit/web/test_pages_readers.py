@@ -136,7 +136,7 @@ class SharedSite:
             "file": ("night.html", "study-dev.json", "helios.css"),
         }
         for route in web.app.application.routes:  # type: ignore[attr-defined]  # a new page is asked for, too
-            if route.path.startswith("/static/"):  # the same for everybody
+            if route.path.startswith(("/static/", "/openapi.json")):  # the same for everybody
                 continue
             names = re.findall(r"\{(\w+)\}", route.path)
             for chosen in itertools.product(*(values[name] for name in names)):
@@ -200,7 +200,8 @@ def test_no_answer_to_a_manager_names_another_user(shared: SharedSite) -> None:
                 accepted = JSON if form == "json" else HTML
                 answer = web.get(path + query, headers={**accepted, "X-Remote-User": "carol"})
                 told |= {path} if answer.status_code == 200 else set()
-                if answer.status_code == 200 and re.search(r"\b(bob|eve)\b", answer.text):
+                # The description of the pages is the same for everybody; its examples have such names, too.
+                if path != "/openapi.json" and answer.status_code == 200 and re.search(r"\b(bob|eve)\b", answer.text):
                     named.append(path + query)
     assert named == []
     assert {"/", "/accounts", "/accounts/lab", "/accounts/bobs", "/partitions/gpu", "/jobs", "/card"} <= told
