@@ -272,9 +272,8 @@ def _authenticate(request: Request, access: Access) -> Reader | Response:
         )
     if (given := request.query_params.get("token")) and access.is_known(given):
         rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
-        answer = RedirectResponse(
-            quote(request.url.path) + (f"?{rest}" if rest else ""), status_code=303, headers=HEADERS
-        )
+        path = "/" + quote(request.url.path).lstrip("/")  # two slashes would lead to another site
+        answer = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303, headers=HEADERS)
         answer.set_cookie(COOKIE, access.token, httponly=True, samesite="strict", secure=request.url.scheme == "https")
         return answer
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")

@@ -38,6 +38,7 @@ BY_MONTH = declare_fields(
     ("Jobs", "submitted", FieldKind.COUNT, 8, "Jobs submitted in the month"),
     ("P90Wait", "p90_wait_s", FieldKind.LENGTH, 11, "Wait that one job in ten of these exceeded"),
 )
+CUT = "This history ends before the window: what jobs held after its end is in the reports, not in charts."
 FIGURES = ("gpu_hours", "cpu_hours", "gpu_hours_waited", "cpu_hours_waited", "p50_wait_s", "p90_wait_s")
 COUNTS = ("submitted", "started", "ended")
 
@@ -203,6 +204,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         whole = reader.sees_sums and not (context.query.accounts or context.query.users)
         capacity, note = capacity_of(context, partitions.resource) if whole else (None, "")
         title, live = context.title("use and waits"), context.live
+        is_cut = not live and context.until > context.query.now
     unit, step = partitions.unit, partitions.frame.step
     charts = [
         partitions.use_chart(by="partition", capacity=capacity, note=note),
@@ -222,7 +224,8 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         picks_window=False,
     )
     drawn = [chart for chart in charts if not chart.is_empty]
-    lacking = [NO_START] if not partitions.has_starts else [] if drawn else ["No job was in this window."]
+    lacking = [] if drawn or is_cut else ["No job was in this window."]
+    lacking = [NO_START] if not partitions.has_starts else [*lacking, *([CUT] if is_cut else [])]
     return Page(
         title="Charts",
         subtitle=title,

@@ -172,6 +172,11 @@ def test_nothing_is_shown_without_the_token(fake_site: FakeSite, web: TestClient
     assert web.get("/users").status_code == 200
 
 
+def test_the_address_with_the_token_leads_to_no_other_site(web: TestClient) -> None:
+    opened = web.get(f"http://127.0.0.1//example.org/?token={TOKEN.replace(' ', '+')}")
+    assert (opened.status_code, opened.headers["location"]) == (303, "/example.org/")
+
+
 def test_another_name_of_this_server_is_refused(web: TestClient) -> None:
     assert web.get("/", headers={**HTML, "Host": "evil.example"}).status_code == 421
     assert web.get("/", headers={**HTML, "Host": "localhost:9850"}).status_code == 200

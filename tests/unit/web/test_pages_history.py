@@ -99,6 +99,28 @@ def test_use_without_recorded_starts_is_unknown(fake_site: FakeSite) -> None:
         assert "No start is recorded" in web.get("/history", headers={**HTML, "X-Remote-User": "root"}).text
 
 
+def test_a_window_after_the_end_of_a_history_is_told(fake_site: FakeSite) -> None:
+    begin = fake_site.cluster.now - timedelta(days=300)
+    jobs = [
+        a_job(
+            job_id=f"n{n}",
+            submitted_at=begin + timedelta(hours=n),
+            started_at=begin + timedelta(hours=n),
+            ended_at=begin + timedelta(hours=n, days=9),
+        )
+        for n in range(50)
+    ]
+    with fake_site.warehouse() as warehouse:
+        warehouse.load([a_batch(*jobs)], cluster="old", path="x", sha256="9", format="sacct", timezone="UTC")
+    database = fake_site.settings.database.model_copy(update={"cluster": "old"})
+    fake_site.settings = fake_site.settings.model_copy(update={"database": database})
+    with client(fake_site, **PROXY) as web:
+        window = f"?from={begin + timedelta(days=5):%Y-%m-%d}&to={begin + timedelta(days=6):%Y-%m-%d}"
+        page = web.get(f"/history{window}", headers={**HTML, "X-Remote-User": "root"}).text
+    assert "This history ends before the window" in page
+    assert "No job was in this window" not in page
+
+
 def test_capacity_is_that_of_known_nodes_alone(fake_site: FakeSite) -> None:
     with client(fake_site, **PROXY) as web:
         assert charts(web)["capacity"] is None
