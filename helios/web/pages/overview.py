@@ -19,7 +19,6 @@ import pandas as pd
 from helios.actions import Result
 from helios.app import reports
 from helios.app.advise import advise
-from helios.app.clusters import NOT_LIVE
 from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.doctor import standing_problems
 from helios.app.energy.ledger import energy_report
@@ -86,7 +85,7 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         values |= told
     return Page(
         title=f"{snapshot.cluster} now" if snapshot is not None else history or "Now",
-        subtitle=_as_of(snapshot, history),
+        subtitle="" if snapshot is None else f"As of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC.",
         sections=sections,
         values=values,
         follows=history is None,
@@ -104,12 +103,6 @@ def _kept(site: Site, reader: Reader, name: str, make: Callable[[Site, Reader], 
             return Section(title=title, sentences=[f"Not known: {reason.message}"], is_half=True), {name: None}
 
     return site.keep((name, reader), made)
-
-
-def _as_of(snapshot: Snapshot | None, history: str | None) -> str:
-    if history:
-        return f"This is {NOT_LIVE}."
-    return "" if snapshot is None else f"As of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC."
 
 
 def _head(site: Site, reader: Reader, live: Snapshot | str | None, history: str | None) -> tuple[list[str], Values]:
