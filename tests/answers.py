@@ -26,7 +26,8 @@ from helios.web.site import Site
 from tests.browser.sites import ADMIN, MANAGER, TOKEN, USER_HEADER, LiveSite
 
 RECORD = Path(openapi.__file__).with_name("answers.json")
-READERS = (ADMIN, MANAGER, "alice")
+READERS = (ADMIN, MANAGER, "alice", "nobody")
+"""One of each role, and a user without jobs."""
 QUERIES = ("", "?from=now-8weeks")
 LONGEST_TEXT = 200
 """Letters of a text of an example."""
@@ -43,9 +44,11 @@ def ask_everything(folder: Path) -> dict[str, list[tuple[Any, bool]]]:
         slurm = fakes.settings.slurm.model_copy(update={"commands": str(folder)})
         alone = fakes.settings.model_copy(update={"slurm": slurm})
         access = Access(token=TOKEN, user_header=USER_HEADER, admins=frozenset({ADMIN}), managers=frozenset({MANAGER}))
-        sites = (live.site, Site(alone, clock=lambda: fakes.cluster.now))
+        bare = alone.model_copy(update={"report": alone.report.model_copy(update={"folder": str(folder / "none")})})
+        sites = [live.site, *(Site(settings, clock=lambda: fakes.cluster.now) for settings in (alone, bare))]
         answers: dict[str, list[tuple[Any, bool]]] = defaultdict(list)
-        for site, reader in itertools.product(sites, READERS):
+        readers = [*itertools.product(sites[:2], READERS), (sites[2], ADMIN)]
+        for site, reader in readers:
             headers = {"Authorization": f"Bearer {TOKEN}", USER_HEADER: reader}
             with TestClient(web_application(site, access), base_url="http://127.0.0.1") as web:
                 for route, query in itertools.product(ROUTES, QUERIES if reader == ADMIN else QUERIES[:1]):

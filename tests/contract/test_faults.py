@@ -102,6 +102,8 @@ def applied(*jobs: str) -> pd.DataFrame:
 
 
 # Numbers and times that a database gives; PostgreSQL leaves out numbers of what was undone.
+NAMED = {"partition", "account", "user"}
+"""Columns of sums with numbers of texts."""
 NUMBERS = {
     "expires_at",
     "name_id",
@@ -126,6 +128,9 @@ def content(url: str) -> dict[str, list[tuple[Any, ...]]]:
         for table in inspect(connection).get_table_names():
             shown = "jobs_readable" if table == "jobs" else table
             rows = [dict(row._mapping) for row in connection.execute(text(f"SELECT * FROM {shown}"))]
+            if table == "job_sums":  # a text has another number after a statement that failed
+                texts = dict(connection.execute(text("SELECT name_id, text FROM names")).all())
+                rows = [{k: texts.get(v, v) if k in NAMED else v for k, v in row.items()} for row in rows]
             found[table] = sorted(tuple(str(v) for k, v in row.items() if k not in NUMBERS) for row in rows)
     database.dispose()
     return found
