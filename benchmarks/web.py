@@ -31,6 +31,8 @@ from helios.web.site import Site
 TOKEN = "a token of this benchmark"
 PAGES = (
     "/",
+    "/history",
+    "/jobs",
     "/waiting",
     "/partitions",
     "/accounts",
