@@ -83,7 +83,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
     return [*dict.fromkeys(found)]  # what several checks fail at is said once
 
 
-def standing_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:
+def known_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:
     """Return what needs a person, without a question to the cluster.
 
     The worst come first. Of a history without a live Slurm it is what ``helios status`` says of it.

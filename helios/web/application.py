@@ -34,8 +34,9 @@ from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.report.html import PageSection, TableCells
 from helios.web.openapi import openapi
 from helios.web.page import Page, PageMissing, Reader, Role, Route
+from helios.web.pages.report_page import WINDOW
 from helios.web.pages.reports import report_files
-from helios.web.render import WINDOW, Address, render_page
+from helios.web.render import Address, render_page
 from helios.web.routes import ROUTES
 from helios.web.search import find_pages
 from helios.web.site import Site

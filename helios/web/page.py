@@ -27,6 +27,11 @@ class Role(StrEnum):
     MANAGER = "manager"
     USER = "user"
 
+    def covers(self, least: Role) -> bool:
+        """Return whether it sees all that the role ``least`` does."""
+        order = list(Role)
+        return order.index(self) <= order.index(least)
+
 
 class MenuPlace(StrEnum):
     """Part of the site, as its menu names them."""
@@ -193,5 +198,4 @@ class Route:
 
     def is_for(self, reader: Reader) -> bool:
         """Return whether a reader may request it."""
-        order = list(Role)
-        return order.index(reader.role) <= order.index(self.readers)
+        return reader.role.covers(self.readers)

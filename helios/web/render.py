@@ -13,6 +13,7 @@ from helios import __version__
 from helios.report.html import PageSection, TableCells, filled_sections
 from helios.web.chart import Chart
 from helios.web.page import MenuPlace, Page, Reader, Route, Section
+from helios.web.pages.report_page import WINDOW
 from helios.web.routes import ROUTES
 from helios.web.table import TableView
 
@@ -62,7 +63,6 @@ HEADS = {
 WORDS = {"H": "hours", "Chgs": "changes"}
 """Short forms at the end of fields' names."""
 _NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
-WINDOW = ("from", "to")
 WINDOWS = {"Day": "now-1days", "Week": "now-7days", "4 weeks": "now-4weeks", "Year": "now-365days"}
 """Windows that a click picks, by where they begin."""
 CHART_ROWS = 60

@@ -36,11 +36,10 @@ def find_pages(site: Site, reader: Reader, text: str) -> dict[str, str]:
     if text and reader.sees_sums:
         with Warehouse.open(site.settings.database.url) as warehouse:
             kinds = warehouse.kinds_of_name(site.name(), text)
-        order = list(Role)
         found |= {
             kind: path + quote(text)
             for kind, (path, least) in PATHS.items()
-            if kind in kinds and order.index(reader.role) <= order.index(least)
+            if kind in kinds and reader.role.covers(least)
         }
     if not found:
         raise PageMissing(

@@ -20,7 +20,7 @@ from helios.actions import Result
 from helios.app import reports
 from helios.app.advise import advise
 from helios.app.controller_state import NIGHTLY_LEVELS
-from helios.app.doctor import standing_problems
+from helios.app.doctor import known_problems
 from helios.app.energy.ledger import energy_report
 from helios.app.nightly_order import order_checks
 from helios.dates import local_day
@@ -69,7 +69,7 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     snapshot = live if isinstance(live, Snapshot) else None
     if reader.is_admin:
         parts += [
-            _problems(snapshot, _kept(site, reader, "problems", _standing)),
+            _problems(snapshot, _kept(site, reader, "problems", _known_problems)),
             *([_kept(site, reader, "changes", _changes)] if history is None else []),
         ]
     if reader.role is Role.MANAGER:
@@ -207,9 +207,9 @@ def _is_known(value: float | None) -> bool:
     return value is not None and not isnan(value)
 
 
-def _standing(site: Site, _: Reader) -> Part:
+def _known_problems(site: Site, _: Reader) -> Part:
     """Return what needs a person, as far as no cluster is asked."""
-    found = standing_problems(site.settings, site.name(), now=site.clock())
+    found = known_problems(site.settings, site.name(), now=site.clock())
     section = Section(
         title="Needs a person",
         sentences=[f"{it.check.capitalize()}: {it.message.rstrip('.')}. {it.hint}" for it in found],
@@ -218,9 +218,9 @@ def _standing(site: Site, _: Reader) -> Part:
     return section, {"problems": [{"check": it.check, "message": it.message, "hint": it.hint} for it in found]}
 
 
-def _problems(live: Snapshot | None, standing: Part) -> Part:
+def _problems(live: Snapshot | None, known: Part) -> Part:
     """Return what needs a person, with the nodes that failed."""
-    section, values = standing
+    section, values = known
     failed = [] if live is None else _failed_nodes(live)
     lines = [f"{node}: {why}" for node, why in failed[:FAILED_NODES]]
     lines += [f"{counted(len(failed) - FAILED_NODES, 'more node')}."] if len(failed) > FAILED_NODES else []
