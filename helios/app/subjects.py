@@ -74,7 +74,7 @@ class SubjectUnknown(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SubjectAnswer:
-    """What the history says of one user, account, partition or node in a window.
+    """Answers on one user, account, partition or node in a window.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ def subject_report(
 
 
 def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
-    """Report the jobs on a node, its events and what Helios did to it.
+    """Report jobs, events and changes of a node.
 
     Raises
     ------
@@ -207,7 +207,7 @@ def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
 
 
 def busy_hours(jobs: pd.DataFrame, context: ReportContext) -> float:
-    """Return the hours of the window in which at least one of the jobs ran."""
+    """Return the hours of the window with a running job."""
     held, _ = held_s(jobs, since=context.since, until=context.until, now=context.query.now)
     begin_s = np.maximum((jobs["started_at"] - pd.Timestamp(context.since)).dt.total_seconds().to_numpy(), 0.0)
     placed = ~np.isnan(begin_s) & (held > 0)

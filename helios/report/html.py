@@ -163,7 +163,7 @@ def to_cells(answer: ReportTable) -> TableCells:
 
 
 def filled_fields(answer: ReportTable) -> list[Field]:
-    """Return the fields of a table that are shown by default and have a value."""
+    """Return the default fields of a table that have a value."""
     return [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
 
 

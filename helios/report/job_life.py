@@ -1,4 +1,4 @@
-"""Events of a job's life, from its runs, its predictions and what Helios decided."""
+"""Events of a job's life, from runs, predictions and decisions."""
 
 from __future__ import annotations
 

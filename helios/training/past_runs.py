@@ -125,7 +125,7 @@ def runs_of_folder(folder: Path, program: str) -> list[TrialRun]:
 
 
 def earlier_runs(program: str, folders: Iterable[Path], database: str | None) -> tuple[list[TrialRun], str]:
-    """Return the runs of a program in the warehouse and in folders of pools.
+    """Return a program's runs in the warehouse and in pools.
 
     With them comes why the warehouse cannot be read, as of :func:`known_runs`.
 
@@ -149,7 +149,10 @@ def runs_of_sweep(sweep: TrainingSweep, folders: Sequence[Path], database: str |
 
 
 def shown_sizes(runs: Iterable[TrialRun], device: Device) -> dict[str, list[Mapping[str, Any]]]:
-    """Return what trials have shown of their sizes on such devices, by family, oldest first."""
+    """Return what trials showed of their sizes on such devices, by family.
+
+    The oldest come first.
+    """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: run.started_s):
         if run.sizes and (run.device_kind, run.device_model) == (device.kind, device.model):
