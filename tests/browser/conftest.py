@@ -16,7 +16,7 @@ from tests.traces import TRACES
 Opener = Callable[..., Reader]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # no longer: where it runs, nothing else of the process may use asyncio
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed (make browser)")
@@ -24,18 +24,18 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def live_site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
     with closing(LiveSite(tmp_path_factory.mktemp("live"))) as site:
         yield site
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def venus_site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceSite]:
     yield from _served(venus, tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cedar_site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceSite]:
     yield from _served(cedar, tmp_path_factory)
 

@@ -7,10 +7,12 @@ from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
+from tests.browser.rig import TIMEOUT_MS
 from tests.browser.sites import MANAGER, LiveSite, ServedSite
+from tests.waiting import until
 
 CHARTS = "/history?from=now-4weeks"
 PAINTED = """canvas => {
@@ -27,9 +29,7 @@ PAINTED = """canvas => {
 
 def drawn(page: Page) -> Page:
     """Return the page once all its charts are drawn."""
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure.chart')].every(figure => figure.querySelector('canvas'))"
-    )
+    expect(page.locator("figure.chart:not(:has(canvas))")).to_have_count(0, timeout=TIMEOUT_MS)
     return page
 
 
@@ -101,18 +101,15 @@ def test_a_chart_follows_the_scheme_of_colours(reader: Opener, live_site: LiveSi
     canvas = page.locator("figure.chart canvas").first
     before = canvas.evaluate("it => it.toDataURL()")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(
-        "before => document.querySelector('figure.chart canvas')?.toDataURL() !== before", arg=before
-    )
+    until(lambda: page.evaluate("document.querySelector('figure.chart canvas')?.toDataURL()") != before)
     assert canvas.evaluate(PAINTED) > 20
 
 
 def test_a_chart_fits_a_window_that_becomes_narrow(reader: Opener, live_site: LiveSite) -> None:
     page = drawn(reader(live_site).open(CHARTS))
     page.set_viewport_size({"width": 360, "height": 800})
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure.chart canvas')].every(it => it.getBoundingClientRect().right <= 360)"
-    )
+    ends = "[...document.querySelectorAll('figure.chart canvas')].map(it => it.getBoundingClientRect().right)"
+    until(lambda: max(page.evaluate(ends)) <= 360)
 
 
 def test_a_manager_sees_charts_without_a_user(reader: Opener, live_site: LiveSite) -> None:

@@ -405,13 +405,19 @@ def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) ->
 
     def one_at_a_time(snapshot: PoolSnapshot) -> list[PoolAction]:
         seen.append(snapshot)
-        if any(trial.state is TrialState.RUNNING for trial in snapshot.trials):
-            return []
+        for trial in snapshot.trials:
+            if trial.state is TrialState.RUNNING:
+                (tmp_path / f"seen-{trial.number:05}").touch()
+                return []
         return fixed_slots(snapshot)[:1]
 
+    until_seen = """
+while not os.path.exists("seen-" + os.environ["HELIOS_REPORT"].split("/")[-2]):
+    time.sleep(0.1)
+"""
     model = TrialModel([], now_s=0.0)
     run(
-        a_sweep(tmp_path, STEPS, (1, 1)),
+        a_sweep(tmp_path, STEPS + until_seen, (1, 1)),
         decide=one_at_a_time,
         forecast=partial(model.expect, str(tmp_path / "program.py")),
         known_speeds=[earlier],
