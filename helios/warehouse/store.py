@@ -33,6 +33,7 @@ from helios.warehouse.engine import (
 )
 from helios.warehouse.job_store import JobStore
 from helios.warehouse.job_sums import rebuild
+from helios.warehouse.job_use import JobUseStore
 from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.old_readings import OldRows
@@ -57,7 +58,7 @@ _PREDICTIONS_ORDER = (*ORDER, "made_at")
 _TIMES_PER_QUERY = 2_000
 
 
-class Warehouse(JobStore, ModelStore, TrialStore):
+class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` creates it. It is a context manager that closes itself. Every method that writes is one transaction,
