@@ -61,6 +61,19 @@ def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
     return JOB_USE.conform(runs.loc[wanted].reset_index())
 
 
+def use_of_runs(use: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what each run used, a row for each, unknown where it was not measured.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run.
+    runs : DataFrame
+        Columns ``RUN``.
+    """
+    return use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
+
+
 def freed_by_timeout_s(
     use: pd.DataFrame, run_time_s: NDArray[np.float64], timeout_s: float = IDLE_TIMEOUT_S
 ) -> NDArray[np.float64]:
