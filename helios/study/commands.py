@@ -56,7 +56,7 @@ def study_(
 ) -> None:
     """Say what a history shows of its cluster, and what follows from it.
 
-    It gives twenty statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
+    It gives 23 statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
     verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
     inside the window. --out gets the statements, and each figure as CSV and PDF. See docs/study.md.
 

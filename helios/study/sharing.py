@@ -1,7 +1,7 @@
 """What sharing GPUs would have saved at a site, beside simpler changes.
 
 The site's own jobs of one GPU are put together by what was predicted of them before they began, and judged by what was
-measured (:mod:`helios.metrics.gpu_sharing`). Then the queue is replayed, in which each has its share of a GPU.
+measured (:mod:`helios.study.gpu_sharing`). Then the queue is replayed, in which each has its share of a GPU.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from helios.app.resampling import redraw, resampler_for
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.errors import JobLargerThanPartition, NotEnoughHistory, PartitionUnknown
 from helios.metrics.blocks import Estimate
-from helios.metrics.gpu_sharing import SLOWDOWNS, OneGpuJobs, SharedGpus, share_gpus
 from helios.metrics.history import Flags, Floats, StudyHistory, read_history, share
-from helios.metrics.job_use import IDLE_TIMEOUT_S, freed_by_timeout_s, one_row_a_run, use_of_runs
+from helios.metrics.job_use import IDLE_TIMEOUT_S, one_row_a_run
 from helios.metrics.trials import GAINS, find_trials, saved_hours
 from helios.ports import Progress, no_progress
 from helios.predict.job_use import PredictedUse, predict_use, runs_with_use
 from helios.report.tables import plain_table
 from helios.simulate import ORDERS
+from helios.study.gpu_sharing import SLOWDOWNS, OneGpuJobs, SharedGpus, share_gpus
 from helios.study.sentences import value_text
+from helios.study.statements.use import freed_hours, sources_of, use_of_history
 from helios.units import HOUR_S, duration_in_words, format_signed, percent
 from helios.warehouse import Warehouse
 
@@ -206,10 +207,9 @@ def find_sharing(
     NotEnoughHistory
         No memory of GPUs was measured, or nothing says how much a GPU has, or no job of one GPU ran in the window.
     """
-    use = one_row_a_run(use)
     jobs = loaded.jobs.reset_index(drop=True).assign(row=np.arange(len(loaded.jobs)))
     progress("Predicting use", 0.0)
-    predicted = predict_use(runs_with_use(jobs, use))
+    predicted = predict_use(runs_with_use(jobs, one_row_a_run(use)))
     history = read_history(
         jobs,
         cluster=loaded.cluster,
@@ -225,16 +225,16 @@ def find_sharing(
             f"No job of one GPU with a known start ran on {loaded.cluster} in the window.",
             hint="Choose --from and --to within the history.",
         )
-    measured = use_of_runs(use, history.jobs.assign(restart=history.restart))
+    measured = use_of_history(history, use)
     _refuse_unmeasured(loaded.cluster, measured[is_one], request)
     row = history.jobs["row"].to_numpy()
     sharing = _one_gpu_jobs(history, measured, _rows(predicted, row), is_one, request)
     cases, changed = _sharing_cases(history, jobs, row, sharing, is_one)
-    freed_s = freed_by_timeout_s(measured, np.nan_to_num(history.run_time_s), request.timeout_s)
-    cases.append(_timeout_case(history, freed_s, is_one, request.timeout_s))
-    freed = jobs["run_time_s"].to_numpy(dtype=np.float64, copy=True)
-    freed[row] -= np.nan_to_num(freed_s)
-    changed.append(jobs.assign(run_time_s=np.where(freed < 1, jobs["run_time_s"], freed)))
+    freed = freed_hours(history, measured, request.timeout_s)
+    cases.append(_timeout_case(history, freed, is_one, request.timeout_s))
+    run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64, copy=True)
+    run_time_s[row] -= np.nan_to_num(freed) * HOUR_S / np.where(history.size > 0, history.size, 1)
+    changed.append(jobs.assign(run_time_s=np.where(run_time_s < 1, jobs["run_time_s"], run_time_s)))
     cases, notes = _with_waits(replace(loaded, jobs=jobs), changed, cases, request, progress)
     if history.user.known.any():
         cases.append(_trials_case(history, is_one))
@@ -242,8 +242,8 @@ def find_sharing(
         cluster=loaded.cluster,
         gpu_hours=float(history.hours().sum()),
         one_gpu_hours=float(history.hours()[is_one].sum()),
-        known=_known(history, sharing, is_one, freed_s),
-        sources=_sources(measured[is_one]),
+        known=_known(history, sharing, is_one, freed),
+        sources=tuple(sources_of(measured[is_one])),
         cases=tuple(cases),
         notes=notes,
     )
@@ -293,7 +293,7 @@ def _one_gpu_jobs(
     )
 
 
-def _known(history: StudyHistory, jobs: OneGpuJobs, is_one: Flags, freed_s: Floats) -> KnownUse:
+def _known(history: StudyHistory, jobs: OneGpuJobs, is_one: Flags, freed: Floats) -> KnownUse:
     """Return how much is measured, and how good the predictions were."""
     hours = history.hours()
     has_use = is_one & ~np.isnan(jobs.memory_mib) & ~np.isnan(jobs.utilization)
@@ -307,14 +307,17 @@ def _known(history: StudyHistory, jobs: OneGpuJobs, is_one: Flags, freed_s: Floa
         covered_runs=share(is_covered, has_bound),
         covered_hours=share(hours[is_covered], hours[has_bound]),
         use_error=float(np.average(error[has_both], weights=hours[has_both])) if has_both.any() else None,
-        sessions=float(hours[~np.isnan(freed_s)].sum() / hours.sum()),
+        sessions=float(hours[~np.isnan(freed)].sum() / hours.sum()),
     )
 
 
 def _sharing_cases(
     history: StudyHistory, jobs: pd.DataFrame, row: NDArray[np.int64], sharing: OneGpuJobs, is_one: Flags
 ) -> tuple[list[SharingCase], list[pd.DataFrame]]:
-    """Return each number of jobs on a GPU, and the jobs as they would be in the queue."""
+    """Return what each number of jobs on a GPU brings.
+
+    The second value are the jobs as they would be in the queue.
+    """
     cases, changed = [], []
     for most in TOGETHER:
         found = share_gpus(sharing, most=most)
@@ -339,7 +342,7 @@ def _sharing_cases(
 def _in_queue(
     jobs: pd.DataFrame, row: NDArray[np.int64], alone_s: Floats, found: SharedGpus, shared: Flags
 ) -> pd.DataFrame:
-    """Return the jobs with the part of a GPU that each has, and its longer run time."""
+    """Return the jobs with their part of a GPU and longer run time."""
     run_time_s, gpus = (jobs[name].to_numpy(dtype=np.float64, copy=True) for name in ("run_time_s", "gpus"))
     taken_s, gpu_s = found.taken_s[shared, 0], found.gpu_s[shared, 0]
     run_time_s[row] = np.ceil(run_time_s[row] * taken_s / alone_s)
@@ -347,22 +350,22 @@ def _in_queue(
     return jobs.assign(run_time_s=run_time_s, gpus=gpus, gpus_requested=gpus)
 
 
-def _timeout_case(history: StudyHistory, freed_s: Floats, is_one: Flags, timeout_s: float) -> SharingCase:
-    """Return what ending idle sessions frees, with the hours in the window."""
-    # What is freed is the end of a session, and so at most what it held in the window.
-    size = history.size.astype(np.float64)
-    freed = np.minimum(np.nan_to_num(freed_s) / HOUR_S * size, history.hours())
-    is_known = ~np.isnan(freed_s) & (history.hours() > 0)
+def _timeout_case(history: StudyHistory, freed: Floats, is_one: Flags, timeout_s: float) -> SharingCase:
+    """Return what ending idle sessions frees."""
+    is_known = ~np.isnan(freed) & (history.hours() > 0)
     nothing = {"saved_hours": None, "of_one_gpu": Estimate(), "of_all": Estimate()}
     return SharingCase(
         change=f"Idle sessions end after {duration_in_words(timeout_s)}",
         jobs=int((freed > 0).sum()),
-        **(_shares(history, freed, is_one) if is_known.any() else nothing),
+        **(_shares(history, np.nan_to_num(freed), is_one) if is_known.any() else nothing),
     )
 
 
 def _trials_case(history: StudyHistory, is_one: Flags) -> SharingCase:
-    """Return what two repeated trials on a GPU save at most, as ``helios report trials`` says."""
+    """Return what two repeated trials on a GPU save at most.
+
+    It is as ``helios report trials`` says.
+    """
     trials = find_trials(history)
     saved = saved_hours(history, trials.possible, GAINS[1])
     return SharingCase(
@@ -417,14 +420,6 @@ def _with_waits(
 def _mean_wait_s(setup: ReplaySetup) -> float:
     result = setup.machine.replay(ORDERS["fifo"], default_limit_s=setup.default_limit_s)
     return float(result.wait_s[setup.counted].mean())
-
-
-def _sources(measured: pd.DataFrame) -> tuple[str, ...]:
-    """Return who measured these jobs, the most first, with what busy means."""
-    known = measured[measured["utilization"].notna()]
-    means = known["busy_means"].astype("object").fillna("not known")
-    counts = (known["source"].astype("object") + " (busy: " + means + ")").value_counts()
-    return tuple(str(name) for name in counts.index)
 
 
 def _sentences(report: SharingReport) -> Iterator[str]:
