@@ -46,7 +46,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(reader: Opener, 
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["venus_site", "cedar_site"])
+@pytest.mark.parametrize("name", ["venus_site", pytest.param("cedar_site", marks=pytest.mark.nightly)])
 def test_a_history_without_slurm_fits_a_phone(reader: Opener, request: pytest.FixtureRequest, name: str) -> None:
     site: TraceSite = request.getfixturevalue(name)
     somebody = reader(site, width=360)
