@@ -38,6 +38,7 @@ from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, in_clus
 
 Group = Literal["", "partition", "account", "user", "size"]
 UNNAMED = "(unknown)"
+"""What stands for the name of a group of jobs that name none."""
 _KEY = ["submitted_at", "job_id", "restart"]
 _WAIT = ("wait",)
 _CELL = ["period", "group"]

@@ -27,10 +27,9 @@ from helios.metrics.occupancy import (
 from helios.metrics.queue import mean_level_over_time
 from helios.model import NEVER_US, JobState, note_unknown_gpus, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
-from helios.warehouse.use import Use
+from helios.warehouse.use import UNNAMED, Use
 
 JOB_KEY = ["submitted_at", "job_id", "restart"]
-UNKNOWN = "(unknown)"
 
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
@@ -357,7 +356,7 @@ def _table(
     whole = submitted & (is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy())
     return pd.DataFrame(
         {
-            "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
+            "group": jobs[group].cat.add_categories([UNNAMED]).fillna(UNNAMED).array,
             "job_id": jobs["job_id"].array,
             "gpus": gpus,
             "started": jobs["started_at"].notna().to_numpy(),
@@ -548,8 +547,8 @@ def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
     p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
     return pd.DataFrame(
         {
-            "partition": held["partition"].astype("object").fillna(UNKNOWN).array,
-            "user": held["user"].astype("object").fillna(UNKNOWN).array,
+            "partition": held["partition"].astype("object").fillna(UNNAMED).array,
+            "user": held["user"].astype("object").fillna(UNNAMED).array,
             "job_id": held["job_id"].array,
             "waiting": waits,
             "gpus": gpus,

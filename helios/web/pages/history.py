@@ -18,8 +18,9 @@ from helios.app.sync import JOBS
 from helios.metrics.capacity import CapacitySource, capacity_of_nodes
 from helios.model import SIZE_RANGES
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
-from helios.report.admin.usage import NO_START, UNKNOWN
+from helios.report.admin.usage import NO_START
 from helios.units import HOUR_S, best_unit
+from helios.warehouse.use import UNNAMED
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE
@@ -208,7 +209,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     unit, step = partitions.unit, partitions.frame.step
     charts = [
         partitions.use_chart(by="partition", capacity=capacity, note=note),
-        *([accounts.use_chart(by="account", capacity=capacity)] if accounts.groups != [UNKNOWN] else []),
+        *([accounts.use_chart(by="account", capacity=capacity)] if accounts.groups != [UNNAMED] else []),
         partitions.waiting_chart(),
         *waits.wait_charts(),
         partitions.chart("submissions", "Jobs submitted", "jobs", partitions.lines("submitted"), kind="bars"),

@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.energy.ledger import energy_report
-from helios.errors import UsageError
+from helios.errors import NotEnoughHistory, UsageError
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
 from helios.report.html import PageSection
 from helios.web.chart import Chart, Line
@@ -111,9 +111,27 @@ def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = energy_report(site.report_query(reader, given), energy=site.settings.energy)
+    query = site.report_query(reader, given)
+    try:
+        ledger = energy_report(query, energy=site.settings.energy)
+    except NotEnoughHistory:
+        return _page_without_nodes(query)
     found = report_page("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return _with_charts(replace(found, values=ledger.to_json()), energy_charts(ledger))
+
+
+def _page_without_nodes(query: reports.ReportQuery) -> Page:
+    """Return the page of energy of a window in which no node is known."""
+    with reports.open_context(query) as context:
+        title, cluster = context.title("energy"), context.cluster
+    lines = [
+        f"Energy is not known: no node of {cluster} is known in this window, since no job of it says where it ran, and "
+        "no state of a node was recorded.",
+        "A history that never names nodes has no energy in any window.",
+    ]
+    values: dict[str, Any] = {"title": title, "cluster": cluster, "rows": [], "total": None, "problem": lines[0]}
+    sections = [PageSection(sentences=lines)]
+    return Page(title="Energy", subtitle=title, sections=sections, values=values, form_fields=WINDOW)
 
 
 def energy_charts(ledger: EnergyLedger) -> list[Chart]:

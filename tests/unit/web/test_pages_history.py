@@ -157,7 +157,7 @@ def test_a_table_has_the_hours_of_each_account_and_month(web: TestClient) -> Non
     reported = web.get("/accounts?from=now-60days", headers={**JSON, "X-Remote-User": "root"}).json()["rows"]
     assert sum(row["gpu_hours"] for row in rows) == pytest.approx(sum(row["gpu_hours"] for row in reported))
     csv = web.get("/history?format=csv", headers={**HTML, "X-Remote-User": "root"}).text
-    assert csv.startswith("month,group,gpu_hours")
+    assert csv.startswith("month,account,gpu_hours")
 
 
 def test_no_line_has_more_than_600_points(web: TestClient) -> None:
