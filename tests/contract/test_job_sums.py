@@ -97,6 +97,15 @@ def test_sums_are_those_of_the_jobs(warehouse: Warehouse, readings: Any, zones: 
         zone = zones[min(number, len(zones) - 1)]
         load(warehouse, *jobs, content=str(number), cluster=cluster, zone=zone, live=live, again=again)
         assert stored_sums(warehouse, cluster) == fresh_sums(warehouse, cluster)
+        known, stored = warehouse.clusters(counts=True).set_index("name").loc[cluster], warehouse.jobs(cluster)
+        assert (known["jobs"], known["gpu_jobs"]) == (len(stored), (stored["gpus"] > 0).sum())
+
+
+def test_jobs_of_years_that_are_not_summed_are_counted(warehouse: Warehouse) -> None:
+    days = [datetime(year, 1, 2, tzinfo=UTC) for year in (1950, 1969, 1970, 2200, 2250)]
+    load(warehouse, *(a_job(submitted_at=day, gpus=float(n % 2)) for n, day in enumerate(days)), content="a")
+    load(warehouse, a_job(submitted_at=days[-1] + timedelta(days=1)), content="b")
+    assert warehouse.clusters(counts=True)[["jobs", "gpu_jobs"]].to_numpy().tolist() == [[6, 3]]
 
 
 def test_a_job_that_ends_leaves_no_old_share(warehouse: Warehouse) -> None:
