@@ -137,8 +137,6 @@ def _page_without_nodes(query: reports.ReportQuery) -> Page:
 def energy_charts(ledger: EnergyLedger) -> list[Chart]:
     """Return what nodes did over time, and what they drew and saved by day."""
     levels, days = ledger.levels, ledger.rows
-    # A day of which nothing is known drew an unknown amount, not none.
-    known = days[["busy_h", "idle_h", "asleep_h", "moving_h", "out_h"]].sum(axis=1).to_numpy() > 0
     hours = [int(time.timestamp()) for time in levels["time"]]
     lines = [Line(name=name, values=_plain(levels[column])) for column, name in NODE_LAYERS.items()]
     lines = [line for line in lines if any(line.values)]
@@ -167,15 +165,15 @@ def energy_charts(ledger: EnergyLedger) -> list[Chart]:
             name="drawn",
             title="Energy by day",
             lines=[
-                Line(name="nodes with a job", values=_plain((days["kwh"] - days["idle_kwh"]).where(known))),
-                Line(name="idle nodes", values=_plain(days["idle_kwh"].where(known))),
+                Line(name="nodes with a job", values=_plain(days["kwh"] - days["idle_kwh"])),
+                Line(name="idle nodes", values=_plain(days["idle_kwh"])),
             ],
             note="By the model of energy. Hours of which nothing is known are not in it.",
             **by_day,
         ),
     ]
     if ledger.slept:
-        saved = Line(name="saved", values=_plain(ledger.daily[ALWAYS_ON].where(known)))
+        saved = Line(name="saved", values=_plain(ledger.daily[ALWAYS_ON]))
         charts.append(Chart(name="saved", title="Saved by sleep against all nodes on", lines=[saved], **by_day))
     return charts
 

@@ -59,6 +59,7 @@ def test_a_day_of_which_nothing_is_known_has_no_energy(tmp_path: Path) -> None:
         warehouse.load([a_batch(job)], cluster="dev", path="x", sha256="2", format="sacct", timezone="UTC")
         warehouse.add_nodes("dev", NODES.conform(pd.DataFrame([{"name": "n1", "partition": "gpu", "gpus": 8}])))
         ledger = energy_ledger(warehouse, "dev", timezone="UTC", since=begin, until=end, energy=Energy())
+    assert ledger.rows["kwh"].notna().tolist() == [True, False, False]
     charts = {chart.name: chart for chart in energy_charts(ledger)}
     drawn = charts["drawn"].lines[0].values
     assert drawn[0] is not None and drawn[0] > 0
