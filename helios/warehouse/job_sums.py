@@ -189,6 +189,8 @@ class SumChanges:
             return
         days = Cells.joined(self._parts).summed()
         self._parts = []
+        if not len(days.measures):
+            return
         months = days.summed(begins_at=months_of(self._zone, days.keys["begins_at"]))
         for level, (unit, dimensions) in enumerate(LEVELS):
             cells = days if unit == "day" else months
@@ -374,7 +376,7 @@ def stored_cells(rows: pa.Table) -> Cells:
 
 def midnights(zone: str, first_us: int, last_us: int) -> Times:
     """Return the local midnights from the one before ``first_us`` to the first after ``last_us``."""
-    first_us, last_us = max(first_us, stored_time(FIRST)), min(last_us, stored_time(LAST))
+    first_us, last_us = (min(max(moment, stored_time(FIRST)), stored_time(LAST)) for moment in (first_us, last_us))
     return _around(_day_begins, zone, first_us, last_us)
 
 

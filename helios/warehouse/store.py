@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
@@ -33,6 +34,7 @@ from helios.warehouse.engine import (
 )
 from helios.warehouse.job_store import JobStore
 from helios.warehouse.job_sums import rebuild, wrong_days
+from helios.warehouse.job_use import JobUseStore
 from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.old_readings import OldRows
@@ -49,7 +51,7 @@ from helios.warehouse.rows import (
 )
 from helios.warehouse.sqlite_bulk import SqliteBulk
 from helios.warehouse.trials import TrialStore
-from helios.warehouse.use import Use, UseQuery, read_use
+from helios.warehouse.use import Use, UseQuery, count_jobs, read_use
 
 SUMS_SINCE = "0016"
 """Migration that adds the sums over jobs, which are then made from the jobs."""
@@ -57,7 +59,7 @@ _PREDICTIONS_ORDER = (*ORDER, "made_at")
 _TIMES_PER_QUERY = 2_000
 
 
-class Warehouse(JobStore, ModelStore, TrialStore):
+class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` creates it. It is a context manager that closes itself. Every method that writes is one transaction,
@@ -236,11 +238,20 @@ class Warehouse(JobStore, ModelStore, TrialStore):
         """Return all clusters, ordered by name.
 
         Columns: ``name``, ``timezone`` (None where unknown), ``first_submitted_at``, ``last_submitted_at``; with
-        ``counts`` also ``jobs`` and ``gpu_jobs``, for which every job is read.
+        ``counts`` also ``jobs`` and ``gpu_jobs``.
         """
         with reading(self._engine) as connection:
-            table = self._bulk.select(connection, known_clusters(counts=counts))
-        return frame_of(table, {name: CLUSTERS[name] for name in table.column_names})
+            table = self._bulk.select(connection, known_clusters())
+            found = frame_of(table, {name: CLUSTERS[name] for name in table.column_names})
+            numbers = [
+                count_jobs(connection, self._bulk, cluster_id=find_cluster_id(connection, name), zone=zone or "UTC")
+                for name, zone in (zip(found["name"], found["timezone"], strict=True) if counts else ())
+            ]
+        if counts:
+            for place, name in enumerate(("jobs", "gpu_jobs")):
+                values = np.array([number[place] for number in numbers], dtype=CLUSTERS[name])
+                found.insert(2 + place, name, values)
+        return found
 
     def contents(self, cluster: str) -> dict[str, int]:
         """Return the number of a cluster's rows in each table, without empty ones.

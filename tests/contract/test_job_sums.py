@@ -16,7 +16,7 @@ from helios.warehouse.clusters import find_cluster_id
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.job_sums import LEVELS, rebuild
 from tests.builders import a_batch, a_job
-from tests.contract.test_migrations import move
+from tests.contract.test_migrations import move, revisions_after
 from tests.examples import examples
 
 ZONE = "Europe/Berlin"
@@ -97,8 +97,17 @@ def test_sums_are_those_of_the_jobs(warehouse: Warehouse, readings: Any, zones: 
         zone = zones[min(number, len(zones) - 1)]
         load(warehouse, *jobs, content=str(number), cluster=cluster, zone=zone, live=live, again=again)
         assert stored_sums(warehouse, cluster) == fresh_sums(warehouse, cluster)
+        known, stored = warehouse.clusters(counts=True).set_index("name").loc[cluster], warehouse.jobs(cluster)
+        assert (known["jobs"], known["gpu_jobs"]) == (len(stored), (stored["gpus"] > 0).sum())
     if readings:
         assert warehouse.wrong_days(cluster, days=200)[1] == []
+
+
+def test_jobs_of_years_that_are_not_summed_are_counted(warehouse: Warehouse) -> None:
+    days = [datetime(year, 1, 2, tzinfo=UTC) for year in (1950, 1969, 1970, 2200, 2250)]
+    load(warehouse, *(a_job(submitted_at=day, gpus=float(n % 2)) for n, day in enumerate(days)), content="a")
+    load(warehouse, a_job(submitted_at=days[-1] + timedelta(days=1)), content="b")
+    assert warehouse.clusters(counts=True)[["jobs", "gpu_jobs"]].to_numpy().tolist() == [[6, 3]]
 
 
 def test_a_job_that_ends_leaves_no_old_share(warehouse: Warehouse) -> None:
@@ -140,7 +149,7 @@ def test_an_upgrade_makes_the_sums_of_stored_jobs(database: str) -> None:
     move(database, "down", "0015")
     read: list[float] = []
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade(progress=read.append) == ["0016"]
+        assert older.upgrade(progress=read.append) == revisions_after("0015")
         assert stored_sums(older, "c") == before and read == [1.0]
 
 
