@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 4_550,
+    "top, model, metrics": 4_700,
     "ingest": 4_450,
-    "warehouse": 3_100,
+    "warehouse": 3_200,
     "predict": 4_350,
     "services": 960,
     "control": 3_300,
@@ -30,15 +30,17 @@ BUDGET = {
     "web": 2_700,
     "training": 18_300,
     "study": 5_500,
+    "job_use": 2_000,
 }
 """Most code lines of each package. A row may be exceeded by ``GROWTH``; a change that needs more changes it, and says
 for what. Of training's, 3,500 are pools that can be asked, spaces that grow, curves, shares, placements, data loaders
 and several sweeps in one pool; 900 more are targets, 3,000 elastic sizes, where 2,000 were asked.
 Of the metrics', 300 are sums of jobs by period, and of the warehouse 550 to keep and read them. Of the report's and the
 app's, 250 and 300 are a job's life, alike jobs, and answers on one user, account, partition and node. Of control's, 300
-are running jobs that yield, and their rails."""
+are running jobs that yield, and their rails. What jobs use is 2,500 at most: ``job_use``, 250 of the core, the rest in
+the study."""
 GROWTH = 0.05
-GOALS = {"core": 46_500, "training": 13_000, "study": 5_500}
+GOALS = {"core": 46_500, "training": 13_000, "study": 5_500, "job_use": 2_000}
 """Code lines that the core and each wing are to come down to."""
 NO_CODE = {
     tokenize.COMMENT,

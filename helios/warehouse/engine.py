@@ -39,6 +39,8 @@ _JOBS_PRIVILEGES: Mapping[str, str] = {
     "jobs": "INSERT, UPDATE",
     "job_sums": "INSERT, UPDATE, DELETE",
     "requeues": "INSERT",
+    "job_use": "INSERT, UPDATE, DELETE",
+    "gpu_use": "INSERT, UPDATE, DELETE",
     "loads": "INSERT, UPDATE, DELETE",
     "rejects": "INSERT, DELETE",
     "nodes": "INSERT, DELETE",

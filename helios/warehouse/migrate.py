@@ -15,7 +15,7 @@ from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-HEAD = "0016"
+HEAD = "0017"
 """The newest migration, which a test compares with the folder.
 
 It is a constant because importing Alembic takes a quarter of a second. Every command opens the database, and only those
@@ -52,7 +52,8 @@ def upgrade(engine: sa.Engine, *, finish: Callable[[sa.Connection, list[str]], N
     ----------
     engine : Engine
     finish : callable, optional
-        Called with the connection and the applied revisions, oldest first, at the end of the transaction.
+        Called with the connection and the applied revisions, oldest first, at the end of the transaction, also where
+        none was applied.
 
     Returns
     -------
@@ -73,8 +74,8 @@ def upgrade(engine: sa.Engine, *, finish: Callable[[sa.Connection, list[str]], N
         missing = [script.revision for script in _scripts().iterate_revisions("head", before or "base")]
         if missing:
             _run_migrations(connection)
-            if finish is not None:
-                finish(connection, missing[::-1])
+        if finish is not None:
+            finish(connection, missing[::-1])
         return missing[::-1]
 
 

@@ -222,6 +222,22 @@ predictions = _cluster_table(
     key=("submitted_at", "job_id", "restart", "made_at"),
 )
 
+_USE_KEY = ("submitted_at", "job_id", "restart", "source")
+_NEVER_MISSING_IN_USE = {*_USE_KEY, "quality", "node", "gpu"}
+
+job_use = _cluster_table(
+    "job_use",
+    *_columns(model.JOB_USE, *(set(model.JOB_USE.names) - _NEVER_MISSING_IN_USE)),
+    key=_USE_KEY,
+    sqlite_with_rowid=False,
+)
+gpu_use = _cluster_table(
+    "gpu_use",
+    *_columns(model.GPU_USE, *(set(model.GPU_USE.names) - _NEVER_MISSING_IN_USE)),
+    key=(*_USE_KEY, "node", "gpu"),
+    sqlite_with_rowid=False,
+)
+
 decisions = _numbered_table(
     "decisions",
     "decision_id",

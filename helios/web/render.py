@@ -11,6 +11,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from helios import __version__
 from helios.report.html import PageSection, TableCells, filled_sections
+from helios.warehouse.use import UNNAMED
 from helios.web.chart import Chart
 from helios.web.page import MenuPlace, Page, Reader, Route, Section
 from helios.web.pages.report_page import WINDOW
@@ -86,6 +87,7 @@ def head_in_words(name: str) -> str:
 
 
 _PAGES.filters["head"] = head_in_words
+_PAGES.globals["UNNAMED"] = UNNAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,14 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Any, TypeVar
 
+import pandas as pd
+
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
 from helios.app.explain import explain, find_queued
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
+from helios.app.subjects import NAMES, SubjectUnknown, nearest_names
 from helios.config import Settings
 from helios.dates import parse_date
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
@@ -274,15 +277,19 @@ class Site:
         ------
         PageMissing
             Another user's jobs are asked for.
+        SubjectUnknown
+            No job that the reader may see has a user, account or partition of this name.
         """
-        names = {"users": "user", "accounts": "account", "partitions": "partition"}
-        picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        picked: dict[str, Any] = {many: (given[one],) for one, many in NAMES.items() if given.get(one)}
         # A manager sees sums over all users, but none of one other user.
         sees_all = reader.is_admin or (sums and reader.sees_sums and not given.get("user"))
         if not sees_all:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
             picked["users"] = (reader.user,)
+        for kind in NAMES:
+            if (name := given.get(kind)) and not (kind == "user" and name == reader.user):
+                self._refuse_unknown(reader, kind, name, sees_all=sees_all)
         return reports.ReportQuery(
             url=self.settings.database.url,
             slurm=self.settings.slurm,
@@ -293,6 +300,30 @@ class Site:
             hides_others=not sees_all,
             **picked,
         )
+
+    def _refuse_unknown(self, reader: Reader, kind: str, name: str, *, sees_all: bool) -> None:
+        """Refuse a name that no job has of those that a reader may see."""
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            cluster = self.name()
+            known = warehouse.names_of_jobs(cluster, kind, user="" if sees_all else reader.user)
+            if kind == "partition" and sees_all:
+                known |= set(warehouse.nodes(cluster)["partition"].dropna())
+        if name not in known:
+            known |= self._names_of_slurm(reader, kind, sees_all=sees_all)
+        if name not in known:
+            jobs = "No job here has" if sees_all else "No job of yours has"
+            raise SubjectUnknown(f"{jobs} the {kind} {name!r}.", hint=nearest_names(name, known))
+
+    def _names_of_slurm(self, reader: Reader, kind: str, *, sees_all: bool) -> set[str]:
+        """Return the names of a kind in the live queue, and of partitions those that Slurm has."""
+        live = None if self.history() is not None else self.live()
+        if not isinstance(live, Snapshot):
+            return set()
+        shown = live if sees_all else reader.visible_part(live)
+        texts = pd.concat([queue[kind].astype("object").dropna() for queue in (shown.pending, shown.running)])
+        names = {part for text in texts for part in str(text).split(",")}
+        rules = self.rules() if kind == "partition" else ""
+        return names if isinstance(rules, str) else names | {one.name for one in rules.partitions}
 
 
 def _ago(moment: datetime, now: datetime) -> str:

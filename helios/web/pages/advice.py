@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from helios.app.advise import WINDOW as USUAL_LENGTH
 from helios.app.advise import advise
 from helios.app.clusters import NOT_LIVE
 from helios.report.admin.sacct_format import as_json
@@ -19,9 +21,9 @@ from helios.web.table import DataTable
 def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of advice by kind.
 
-    Below it is by user, and for one user by group of jobs.
+    Below it is by user, and for one user by group of jobs. Without a window it is that of ``helios advise``.
     """
-    found = advise(site.report_query(reader, given))
+    found = advise(replace(site.report_query(reader, given), length=USUAL_LENGTH))
     kinds = advice_by_kind(found.advice)
     of_all = reader.is_admin and not given.get("user")
     table = advice_by_kind(found.advice, by_user=True) if of_all else advice_groups(found.advice)
@@ -36,9 +38,8 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     ]
     return Page(
         title="Advice",
-        subtitle=""
-        if found.live
-        else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
+        subtitle=f"{found.cluster}{'' if found.live else f' ({NOT_LIVE})'}: jobs submitted "
+        f"{found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} UTC.",
         sections=sections,
         values={**found.to_json(), "rows": as_json(table)["rows"]},
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),

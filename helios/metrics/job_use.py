@@ -1,0 +1,103 @@
+"""What is known of the use of a run, whatever the sources that measured it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model import JOB_USE, UseQuality, UseSource
+from helios.units import HOUR_S
+
+RUN = ("submitted_at", "job_id", "restart")
+"""Columns by which a run is known."""
+IDLE = 1.0
+"""Utilization, %, below which a GPU is idle."""
+UTILIZATION_ENDS = (1.0, 10.0, 25.0, 50.0, 75.0)
+"""Where the next class of utilization begins, %."""
+UTILIZATION_CLASSES = ("idle (<1 %)", "1-10 %", "10-25 %", "25-50 %", "50-75 %", ">=75 %", "unknown")
+MEMORY_ENDS = (0.25, 0.5, 0.75)
+"""Where the next class of held memory begins, as a share of the GPU's."""
+MEMORY_CLASSES = ("<1/4", "1/4-1/2", "1/2-3/4", ">=3/4", "unknown")
+IDLE_TIMEOUT_S = 2 * HOUR_S
+"""Time without use after which an interactive session may well be ended, s."""
+COVERED = 0.9
+"""Share of a run that a measurement must cover to stand for it."""
+_OF_GPUS = tuple(
+    name
+    for name in JOB_USE.names[JOB_USE.names.index("busy_means") : JOB_USE.names.index("cpu_s")]
+    if not name.startswith("gpu_memory")
+)
+_ALONE = ("gpu_memory_peak_mib", "gpu_memory_total_mib")
+_MEMORY = ("memory_peak_mib", "memory_limit_mib")
+_GROUPS = (_OF_GPUS, _ALONE, ("cpu_s",), _MEMORY, ("is_mig",), ("is_shared",), ("is_interactive",))
+"""Columns that are taken from one source together, the first that has any of them."""
+
+
+def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each run, of what its most trusted source knows.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``JOB_USE``, without two rows of a run, in the order of ``use``. ``source`` is that of the use of
+        GPUs where it is known. What a broken record says counts only where nothing else does.
+    """
+    sources = pd.Categorical(use["source"], categories=list(UseSource), ordered=True).codes
+    is_broken = (use["quality"] == UseQuality.BROKEN).to_numpy()
+    ordered = use.iloc[np.lexsort([sources, is_broken])].astype({"source": "object", "quality": "object"})
+    ordered = ordered.astype({"busy_means": "object"})
+    runs = ordered.drop_duplicates([*RUN]).set_index([*RUN]).sort_index()
+    for columns in _GROUPS:
+        known = ordered[ordered[[*columns]].notna().any(axis=1)].drop_duplicates([*RUN]).set_index([*RUN])
+        taken = [*columns, *(("source", "quality") if columns is _OF_GPUS else ())]
+        runs.loc[known.index, taken] = known[taken]
+    wanted = pd.MultiIndex.from_frame(use[[*RUN]].drop_duplicates())
+    return JOB_USE.conform(runs.loc[wanted].reset_index())
+
+
+def freed_by_timeout_s(
+    use: pd.DataFrame, run_time_s: NDArray[np.float64], timeout_s: float = IDLE_TIMEOUT_S
+) -> NDArray[np.float64]:
+    """Return the time that ending idle interactive sessions frees at least, s.
+
+    A session ends once it was idle for the time-out; that its user begins another after its longest idle time is
+    allowed for. It is 0 of other runs, and NaN where it is not known whether a run is a session, or when it idled.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run.
+    run_time_s : float64 array of shape (n_runs,)
+    """
+    is_session = use["is_interactive"].to_numpy(dtype=np.float64)
+    # No sample of a busy GPU: idle from begin to end.
+    never_busy = (use["utilization_max"] < IDLE) | (use["idle_share"] >= 1) | (use["utilization"] == 0)
+    idle_s = np.where(never_busy, run_time_s, use["longest_idle_s"].to_numpy(dtype=np.float64))
+    freed = np.clip(np.minimum(idle_s, run_time_s) - timeout_s, 0.0, None)
+    return np.where(is_session == 1, freed, np.where(is_session == 0, 0.0, np.nan))
+
+
+def utilization_class(percent: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the place of each utilization in ``UTILIZATION_CLASSES``.
+
+    It is the last where a utilization is not known.
+    """
+    return _place(percent, UTILIZATION_ENDS)
+
+
+def memory_class(peak_mib: NDArray[np.float64], total_mib: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the place of each peak of GPU memory in ``MEMORY_CLASSES``.
+
+    It is the last where a peak or a size is not known.
+    """
+    return _place(peak_mib / np.where(total_mib > 0, total_mib, np.nan), MEMORY_ENDS)
+
+
+def _place(values: NDArray[np.float64], ends: tuple[float, ...]) -> NDArray[np.int64]:
+    return np.where(np.isnan(values), len(ends) + 1, np.searchsorted(ends, values, side="right"))

@@ -1,0 +1,142 @@
+"""What jobs used, in the warehouse."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+
+import pandas as pd
+import sqlalchemy as sa
+
+from helios.model import GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
+from helios.warehouse.columns import StringTable, frame_of, known_numbers, stored_frame, stored_time
+from helios.warehouse.engine import reading, writing
+from helios.warehouse.rows import between, select_columns
+
+_RUN = ("cluster_id", "submitted_at", "job_id", "restart")
+RUN_COLUMNS = ("submitted_at", "job_id", "restart", "started_at", "ended_at", "gpus", "node_list")
+
+
+class JobUseStore:
+    """Methods of ``Warehouse`` that concern what jobs used."""
+
+    _engine: sa.Engine
+    _bulk: Bulk
+
+    def add_job_use(self, cluster: str, jobs: pd.DataFrame, gpus: pd.DataFrame) -> None:
+        """Store what runs of known jobs used.
+
+        It stands in place of what the same source said of them before.
+
+        Parameters
+        ----------
+        jobs, gpus : DataFrame
+            Columns of ``JOB_USE`` and of ``GPU_USE``, with one row for each key.
+
+        Raises
+        ------
+        FrameInvalid
+            A column is missing or of another type.
+        """
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
+            self._bulk.replace(connection, schema.job_use, stored_frame(JOB_USE, jobs, cluster_id))
+            self._bulk.replace(connection, schema.gpu_use, stored_frame(GPU_USE, gpus, cluster_id))
+
+    def job_use(
+        self,
+        cluster: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        only: Mapping[str, Collection[str]] | None = None,
+    ) -> pd.DataFrame:
+        """Return what runs submitted in [since, until) used.
+
+        Parameters
+        ----------
+        only : mapping of str to collection of str, optional
+            Texts of category columns of the jobs, as in :meth:`JobStore.jobs`.
+
+        Returns
+        -------
+        DataFrame
+            Columns of ``JOB_USE``, with a row for each run and source, in the order of submission.
+        """
+        return self._use(schema.job_use, JOB_USE, cluster, since=since, until=until, only=only)
+
+    def gpu_use(
+        self,
+        cluster: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        only: Mapping[str, Collection[str]] | None = None,
+    ) -> pd.DataFrame:
+        """Return what each GPU of runs submitted in [since, until) did.
+
+        The parameters are those of :meth:`job_use`.
+
+        Returns
+        -------
+        DataFrame
+            Columns of ``GPU_USE``.
+        """
+        return self._use(schema.gpu_use, GPU_USE, cluster, since=since, until=until, only=only)
+
+    def runs_without_use(
+        self, cluster: str, source: UseSource, *, since: datetime, until: datetime, before: datetime, most: int
+    ) -> pd.DataFrame:
+        """Return ended runs of which a source has said nothing.
+
+        Parameters
+        ----------
+        since, until : datetime
+            They ended in [since, until).
+        before : datetime
+            They were submitted before this time.
+        most : int
+            Number of runs, those submitted last.
+
+        Returns
+        -------
+        DataFrame
+            ``RUN_COLUMNS`` of ``JOBS``, the last submitted first.
+        """
+        jobs, use = schema.jobs.c, schema.job_use.c
+        said = sa.and_(*(jobs[name] == use[name] for name in _RUN), use.source == sa.literal_column(f"'{source}'"))
+        with reading(self._engine) as connection:
+            query = select_columns(schema.jobs, find_cluster_id(connection, cluster), RUN_COLUMNS)
+            query = between(query, jobs.submitted_at, None, before).where(
+                jobs.ended_at >= stored_time(since),
+                jobs.ended_at < stored_time(until),
+                jobs.started_at < jobs.ended_at,
+                ~sa.exists().where(said),
+            )
+            query = query.order_by(*(jobs[name].desc() for name in _RUN)).limit(most)
+            types = {name: JOBS.by_name[name].dtype for name in RUN_COLUMNS}
+            return frame_of(self._bulk.select(connection, query), types, StringTable(connection, self._bulk))
+
+    def _use(
+        self,
+        table: sa.Table,
+        kind: FrameKind,
+        cluster: str,
+        *,
+        since: datetime | None,
+        until: datetime | None,
+        only: Mapping[str, Collection[str]] | None,
+    ) -> pd.DataFrame:
+        with reading(self._engine) as connection:
+            query = select_columns(table, find_cluster_id(connection, cluster), kind.names)
+            query = between(query, table.c.submitted_at, since, until)
+            chosen = {name: known_numbers(connection, texts) for name, texts in (only or {}).items() if texts}
+            if chosen:
+                jobs = schema.jobs.c
+                query = query.join(schema.jobs, sa.and_(*(jobs[name] == table.c[name] for name in _RUN)))
+                query = query.where(*(jobs[name].in_(numbers) for name, numbers in chosen.items()))
+            query = query.order_by(*(column for column in table.primary_key if column.name != "cluster_id"))
+            return frame_of(self._bulk.select(connection, query), kind)
