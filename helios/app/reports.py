@@ -162,6 +162,7 @@ class ReportContext:
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
     complete_from: datetime | None
+    _looked_up: dict[str, datetime | None] = field(default_factory=dict, repr=False)
 
     def known_from(self) -> datetime | None:
         """Return from when on the jobs of the query are recorded.
@@ -171,6 +172,11 @@ class ReportContext:
         """
         if self.complete_from is not None:
             return self.complete_from
+        if "known_from" not in self._looked_up:
+            self._looked_up["known_from"] = self._first_known()
+        return self._looked_up["known_from"]
+
+    def _first_known(self) -> datetime | None:
         first = self.spans[0]
         if self.query.hides_others:
             own = JobFilter(since=EARLIEST, until=self.query.now, only={"user": self.query.users})

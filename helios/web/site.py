@@ -18,7 +18,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
-from helios.app.explain import explain, find_queued
+from helios.app.explain import explain, find_queued, starts_of
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.app.subjects import NAMES, SubjectUnknown, nearest_names
@@ -27,7 +27,7 @@ from helios.dates import parse_date
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot
 from helios.model.slurm_site import SlurmSite
-from helios.report.job import JobExplanation
+from helios.report.job import JobExplanation, StartForecast
 from helios.units import rounded_duration
 from helios.warehouse import Warehouse
 from helios.web.page import PageMissing, Reader
@@ -40,6 +40,8 @@ OLD = timedelta(days=1)
 """Age of the end of a window from which on a reader is told."""
 KEPT_S = 60.0
 """Time for which a part of a page is kept that is not made at each request, s."""
+STARTS_S = 300.0
+"""Time for which forecasts of starts are kept, s: simulations of a large queue take seconds."""
 KEPT_PARTS = 256
 RULES_S = 60.0
 """Time between two readings of Slurm's rules, s."""
@@ -129,8 +131,8 @@ class Site:
                 with Warehouse.open(self.settings.database.url) as warehouse:
                     last_weeks(warehouse, name)
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a part of a page that is made at most once in ``KEPT_S``.
+    def keep(self, key: Hashable, make: Callable[[], T], *, kept_s: float = KEPT_S) -> T:
+        """Return a part of a page that is made at most once in ``kept_s``.
 
         Readers who ask meanwhile wait for it.
         """
@@ -140,7 +142,7 @@ class Site:
             while len(self._kept) > KEPT_PARTS:
                 self._kept.popitem(last=False)
         with part.lock:
-            if part.made_at is None or time.monotonic() - part.made_at > KEPT_S:
+            if part.made_at is None or time.monotonic() - part.made_at > kept_s:
                 part.value, part.made_at = make(), time.monotonic()
             found: T = part.value
             return found
@@ -250,6 +252,18 @@ class Site:
         if not reader.may_see(found.user):
             raise JobMissing(job_id)
         return found
+
+    def starts(self, reader: Reader, live: Snapshot, jobs: pd.DataFrame) -> list[StartForecast]:
+        """Return when some waiting jobs of a reader start, or why that is not forecast.
+
+        A reader's jobs are simulated at most once in ``STARTS_S``, one reader's after another's.
+        """
+
+        def make() -> list[StartForecast]:
+            with self._lock:
+                return starts_of(self.operations.cycles, live, jobs)
+
+        return self.keep(("starts", reader, *jobs["job_id"]), make, kept_s=STARTS_S)
 
     def _refuse_others(self, reader: Reader, job_id: str) -> None:
         """Refuse a job that the reader does not have."""

@@ -27,7 +27,7 @@ from helios.dates import local_day
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import Mode, Snapshot
 from helios.report.admin.decisions import CYCLE, with_results
-from helios.report.admin.sacct_format import as_json
+from helios.report.admin.sacct_format import FieldKind, as_json, declare_fields
 from helios.report.advice_table import advice_by_kind
 from helios.report.energy import energy_sentences
 from helios.report.html import PageSection
@@ -46,6 +46,7 @@ STATEMENTS = 3
 WINDOWS = {Role.ADMIN: "now-7days", Role.MANAGER: "now-30days", Role.USER: "now-7days"}
 """Begin of the window of the charts."""
 CHANGES = timedelta(days=7)
+STARTS = declare_fields(("Starts", "starts", FieldKind.TEXT, 30, "When it may start"))
 ACCOUNTS = 8
 FAILED_NODES = 5
 """Failed nodes that are named."""
@@ -77,7 +78,7 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     if reader.sees_sums:
         parts.append(_kept(site, reader, "findings", _findings))
     if snapshot is not None:
-        parts.append(_waiting(snapshot, reader))
+        parts.append(_waiting(site, snapshot, reader))
     if not reader.sees_sums:
         parts.append(_kept(site, reader, "advice", _advice))
     for section, told in parts:
@@ -309,18 +310,31 @@ def _findings(site: Site, reader: Reader) -> Part:
     return section, {"findings": [{name: one[name] for name in names} for one in found]}
 
 
-def _waiting(live: Snapshot, reader: Reader) -> Part:
-    """Return the first waiting jobs."""
+def _waiting(site: Site, live: Snapshot, reader: Reader) -> Part:
+    """Return the first waiting jobs, for who sees the own ones alone with when they may start."""
     rows = waiting_jobs(live, reader)
+    shown, values, notes = rows.head(WAITING_ROWS), Values(), list[str]()
+    table = queue_table(shown, reader)
+    if len(shown) and not reader.is_admin:
+        starts = site.starts(reader, live, shown)
+        rows_with = table.rows.assign(starts=[start.in_short() for start in starts])
+        table = replace(table, rows=rows_with, fields=(*table.fields, *STARTS))
+        values["starts"] = [
+            {"job_id": job_id, **{name: start.to_json()[name] for name in ("p10_at", "p50_at", "p90_at", "problem")}}
+            for job_id, start in zip(shown["job_id"], starts, strict=True)
+        ]
+        if not all(start.problem for start in starts):
+            notes = [f"Starts are those of 8 in 10 simulations of the queue, as of {starts[0].taken_at:%H:%M} UTC."]
+    left_out = [f"The first {WAITING_ROWS} of {len(rows):,} are shown."] if len(rows) > WAITING_ROWS else []
     section = Section(
         title="Waiting, the next one first" if reader.is_admin else "Your waiting jobs",
-        tables=[queue_table(rows.head(WAITING_ROWS), reader)] if len(rows) else [],
+        tables=[table] if len(rows) else [],
         sentences=[] if len(rows) else ["Nothing waits."],
-        notes=[f"The first {WAITING_ROWS} of {len(rows):,} are shown."] if len(rows) > WAITING_ROWS else [],
+        notes=[*left_out, *notes],
         more=("Queue", "/queue"),
         is_half=True,
     )
-    return section, {}
+    return section, values
 
 
 def _accounts(site: Site, reader: Reader) -> Part:

@@ -53,10 +53,11 @@ OF_MANAGER = {
     "html": ("", "?from=2001-01-01", "?format=csv"),
 }
 """What a manager asks of every page. No name of a user is in it, so that none comes back in a form."""
-OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start")
-"""What the page of an own job that waits or runs tells of everybody's jobs (docs/web.md)."""
+OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start", "starts")
+"""What the page of an own job that waits or runs, and the first page of such jobs, tells of everybody's jobs."""
 SENTENCES_OF_QUEUE = re.compile(
     r"<p>(Predicted run|It has not ended|Starts|Ends|With |When it starts|It is number|Without Helios).*?</p>"
+    r'|data-head="Starts".*?</td>'
 )
 
 
@@ -176,12 +177,12 @@ class SharedSite:
                 is_live = path in {f"/jobs/{jobs['eve']}" for jobs in (self.running, self.waiting)}
                 for query in EVERY_QUERY if every else some_queries(QUERY_OF.get(route, set())):
                     told = web.get(path + query, headers={**JSON, "X-Remote-User": user})
-                    hidden = OF_QUEUE if is_live else ()
+                    hidden = OF_QUEUE if is_live or path == "/" else ()
                     values = {name: value for name, value in told.json().items() if name not in hidden}
                     found[path + query, "json"] = told.status_code, values
                 for query in HTML_QUERIES if every else HTML_QUERIES[:3]:
                     page = web.get(path + query, headers={**HTML, "X-Remote-User": user})
-                    text = SENTENCES_OF_QUEUE.sub("", page.text) if is_live else page.text
+                    text = SENTENCES_OF_QUEUE.sub("", page.text) if is_live or path == "/" else page.text
                     found[path + query, "html"] = page.status_code, text
         return found
 
@@ -218,6 +219,24 @@ def test_no_answer_to_a_manager_names_another_user(shared: SharedSite) -> None:
     assert named == []
     assert {"/", "/accounts", "/accounts/lab", "/accounts/bobs", "/partitions/gpu", "/jobs", "/card"} <= told
     assert not {path for path in told if path.startswith(("/jobs/", "/users"))}
+
+
+def test_a_manager_learns_from_no_parameter_whether_a_user_is_there(shared: SharedSite) -> None:
+    every = {name: VALUES.get(name, ("9002",))[0] for name in sorted(DECLARED | UNDECLARED)}
+    with client(shared.fake_site, **PROXY, managers=frozenset({"carol"})) as web:
+
+        def told(path: str, name: str, value: str) -> tuple[int, str]:
+            answer = web.get(path, params={name: value}, headers={**JSON, "X-Remote-User": "carol"})
+            return answer.status_code, answer.text
+
+        paths = [path for path in shared.paths(web) if path != "/openapi.json"]
+        for path, (name, value) in itertools.product(paths, every.items()):
+            status, text = told(path, name, value)
+            if value == "bob":
+                other, otherwise = told(path, name, "zed")
+                assert (status, re.sub(r"\b(bob|zed)\b", "", text)) == (other, re.sub(r"\b(bob|zed)\b", "", otherwise))
+            elif status == 200:
+                assert not re.search(r"\b(bob|eve)\b", text), (path, name, value)
 
 
 def test_an_admin_sees_the_jobs_of_all(shared: SharedSite) -> None:
