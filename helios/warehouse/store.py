@@ -33,7 +33,7 @@ from helios.warehouse.engine import (
     writing,
 )
 from helios.warehouse.job_store import JobStore
-from helios.warehouse.job_sums import rebuild
+from helios.warehouse.job_sums import rebuild, wrong_days
 from helios.warehouse.job_use import JobUseStore
 from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
@@ -159,10 +159,15 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         """
         grant_privileges(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
-    def upgrade(self, *, progress: Callable[[float], None] | None = None) -> list[str]:
+    def upgrade(self, *, sums: bool = False, progress: Callable[[float], None] | None = None) -> list[str]:
         """Bring the schema to ``head``, in one transaction.
 
-        ``progress`` is called with the share of each history whose jobs were summed.
+        Parameters
+        ----------
+        sums : bool
+            Whether the sums over jobs are made anew in any case.
+        progress : callable, optional
+            Called with the share of each history whose jobs were summed.
 
         Returns
         -------
@@ -171,7 +176,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         """
 
         def make_sums(connection: sa.Connection, applied: list[str]) -> None:
-            if SUMS_SINCE in applied:
+            if sums or SUMS_SINCE in applied:
                 for cluster_id in connection.execute(sa.select(schema.clusters.c.cluster_id)).scalars().all():
                     rebuild(connection, self._bulk, cluster_id, progress=progress)
 
@@ -307,6 +312,13 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         with reading(self._engine) as connection:
             cluster_id, zone = find_cluster_id(connection, cluster), cluster_timezone(connection, cluster) or "UTC"
             return read_use(connection, self._bulk, cluster_id=cluster_id, zone=zone, query=query)
+
+    def wrong_days(self, cluster: str, *, days: int) -> tuple[list[datetime], list[datetime]]:
+        """Return random days whose kept sums were looked at, and those whose sums are not those of their jobs."""
+        with reading(self._engine) as connection:
+            found = wrong_days(connection, self._bulk, find_cluster_id(connection, cluster), days=days)
+        looked_at, wrong = ([datetime.fromtimestamp(begin / 1e6, UTC) for begin in begins] for begins in found)
+        return looked_at, wrong
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return a value that changes with each load and promotion.

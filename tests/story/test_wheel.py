@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import venv
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numba.core.caching import UserProvidedCacheLocator
 
 from helios.jit import cache_folder
 from tests.story.shell import shell
+from tests.waiting import TEST_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +111,24 @@ def test_the_report_is_named_and_complete_in_itself(trial: subprocess.CompletedP
 def test_it_says_what_to_type_next_with_an_own_sacct_file(trial: subprocess.CompletedProcess[str]) -> None:
     assert "sacct " in trial.stderr
     assert "helios trace load" in trial.stderr
+
+
+def test_the_command_that_it_names_shows_its_month(
+    trial: subprocess.CompletedProcess[str], installed: Path, folder: Path
+) -> None:
+    (command,) = re.findall(r"^ *(HELIOS_DATABASE_URL=.* helios web .*)$", trial.stderr, re.MULTILINE)
+    environment = {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(folder)}
+    words = ["sh", "-c", f"exec env {command} --listen 127.0.0.1:0"]
+    with subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as web:
+        try:
+            assert web.stderr is not None
+            address, _, token = web.stderr.readline().removeprefix("Open ").strip().partition("?token=")
+            asked = urllib.request.Request(f"{address}users", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(asked, timeout=TEST_TIMEOUT_S) as answer:
+                page = answer.read().decode()
+        finally:
+            web.kill()
+    assert "venus (history, not the live cluster): Hours held and jobs submitted by user, 2020-09-01" in page
 
 
 def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProcess[str], folder: Path) -> None:
