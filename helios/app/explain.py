@@ -413,9 +413,10 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
         since = f"{row['written_at']:%m-%d %H:%M} UTC"
         what = f"{row['setting']} {row['value']}{own}{shadow}"
         yield f"Since {since} stands what service {row['service']} {verb}: {what}."
-    cycles = len(memory.slept.get(node, ()))
-    times = "once" if cycles == 1 else f"{cycles} times"
-    yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."
+    if cycles := len(memory.slept.get(node, ())):
+        yield f"Helios put it to sleep {'once' if cycles == 1 else f'{cycles} times'} in the last 24 hours."
+    else:
+        yield "Helios did not put it to sleep in the last 24 hours."
 
 
 def _applied_changes(cycles: NodeController) -> pd.DataFrame:

@@ -38,6 +38,7 @@ LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
 OLD = timedelta(days=1)
 """Age of the end of a window from which on a reader is told."""
+YEAR = timedelta(days=365)
 KEPT_S = 60.0
 """Time for which a part of a page is kept that is not made at each request, s."""
 STARTS_S = 300.0
@@ -341,4 +342,6 @@ class Site:
 
 
 def _ago(moment: datetime, now: datetime) -> str:
-    return f"on {moment:%Y-%m-%d}, {rounded_duration((now - moment).total_seconds())} ago"
+    age = now - moment
+    length = f"{age / YEAR:.0f} years" if age >= 2 * YEAR else rounded_duration(age.total_seconds())
+    return f"on {moment:%Y-%m-%d}, {length} ago"

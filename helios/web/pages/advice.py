@@ -27,15 +27,18 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     kinds = advice_by_kind(found.advice)
     of_all = reader.is_admin and not given.get("user")
     table = advice_by_kind(found.advice, by_user=True) if of_all else advice_groups(found.advice)
-    pieces = f"{count_in_words(len(found.advice), 'piece')} of advice on {in_number(found.jobs, 'jobs')}."
-    lines = [pieces, "What jobs used is not looked at here: helios advise asks Slurm for it."]
+    unused = "What jobs used is not looked at here: helios advise asks Slurm for it."
     if found.advice:
-        lines += ["The same jobs may be in several rows, so that hours have no sum."]
-    sections = [
-        PageSection(sentences=[*lines, *([] if found.advice else [kinds.empty])], notes=found.notes),
-        PageSection(title=kinds.title, tables=[kinds]),
-        Section(title=table.title, data=DataTable(answer=table, key=""), id="advice"),
-    ]
+        pieces = f"{count_in_words(len(found.advice), 'piece')} of advice on {in_number(found.jobs, 'jobs')}."
+        lines = [pieces, unused, "The same jobs may be in several rows, so that hours have no sum."]
+    else:
+        lines = [f"{kinds.empty[:-1]}, of {in_number(found.jobs, 'jobs')}.", unused]
+    sections: list[PageSection] = [PageSection(sentences=lines, notes=found.notes)]
+    if found.advice:
+        sections += [
+            PageSection(title=kinds.title, tables=[kinds]),
+            Section(title=table.title, data=DataTable(answer=table, key=""), id="advice"),
+        ]
     return Page(
         title="Advice",
         subtitle=f"{found.cluster}{'' if found.live else f' ({NOT_LIVE})'}: jobs submitted "

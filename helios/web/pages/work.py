@@ -23,6 +23,8 @@ from helios.web.site import Site
 LOOKS_BACK = timedelta(days=14)
 """Time before the window in which a user's last run is looked for. All runs of 10^6 jobs would take seconds."""
 
+BY = ("all", "source", "size", "day", "partition")
+"""What errors of predictions are grouped by."""
 NODE_LAYERS = {
     "busy": "with a job",
     "idle": "idle",
@@ -37,13 +39,13 @@ NODE_LAYERS = {
 def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of the predictions' errors."""
     by = given.get("by") or "day"
-    if by not in {"all", "source", "size", "day", "partition"}:
-        raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
+    if by not in BY:
+        raise UsageError(f"by={by} is not known.", hint=f"Choose {', '.join(BY[:-1])} or {BY[-1]}.")
     found = reports.prediction_report(site.report_query(reader, given), by=by, looks_back=LOOKS_BACK)
     note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
-    page = report_page(
-        "Accuracy of predictions", replace(found, notes=(*found.notes, note)), form_fields=(*WINDOW, "by")
-    )
+    shown = tuple(name for name in found.shown if name != "By")  # it is the same in all rows
+    found = replace(found, notes=(*found.notes, note), shown=shown)
+    page = report_page("Accuracy of predictions", found, form_fields=(*WINDOW, "by"))
     return _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
 
 
@@ -101,7 +103,8 @@ def decisions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page
     start = {"from": "now-1days"} if not given.get("from") else {}
     results = (given["result"],) if given.get("result") else ()
     answer = reports.decision_report(site.report_query(reader, {**given, **start}), results=results)
-    return report_page("Decisions", answer, form_fields=(*CHOICE, "result"))
+    newest_first = replace(answer, rows=answer.rows.iloc[::-1])
+    return report_page("Decisions", newest_first, form_fields=(*CHOICE, "result"))
 
 
 def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:

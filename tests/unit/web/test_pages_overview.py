@@ -130,6 +130,7 @@ def test_a_manager_sees_accounts_and_no_user(fake_site: FakeSite) -> None:
     assert [row["group"] for row in found["accounts"]] == ["lab"]
     assert found["week"]["jobs"] == 80
     shown = page(fake_site, "dean")
+    assert "Of yours" not in shown and "Your waiting jobs" not in shown  # nothing of the own waits
     assert "bob" not in json.dumps(found) + shown and "alice" not in json.dumps(found) + shown
 
 
