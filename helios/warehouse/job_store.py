@@ -71,7 +71,8 @@ class JobStore(RowStore):
         columns : sequence of str, optional
             Columns of ``JOBS`` to return, by default all; each has its declared type.
         last : int, optional
-            Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
+            Only this number of the jobs in [since, until) that ``only`` holds, those submitted last, and all others
+            with the submit time of the first of them.
         unended_at : datetime, optional
             Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
             left out too.
@@ -96,7 +97,7 @@ class JobStore(RowStore):
                 if texts:
                     query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
             if last is not None:
-                newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+                newest = query.with_only_columns(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             # No variable has the table, so that frame_of can free its columns.
@@ -111,8 +112,8 @@ class JobStore(RowStore):
                 StringTable(connection, self._bulk),
             )
 
-    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int) -> int:
-        """Return the number of jobs of a list, counted up to ``most``."""
+    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int | None = None) -> int:
+        """Return the number of jobs of a list, counted up to ``most`` if it is given."""
         with reading(self._engine) as connection:
             query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)
             return int(connection.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())

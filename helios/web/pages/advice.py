@@ -40,6 +40,6 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         if found.live
         else f"{found.cluster}: {NOT_LIVE}, {found.since:%Y-%m-%d} to {found.until:%Y-%m-%d}.",
         sections=sections,
-        values={**found.to_json(), "rows": as_json(table)["rows"]},
+        values={**found.to_json(kinds=kinds), "rows": as_json(table)["rows"]},
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),
     )

@@ -125,12 +125,17 @@ class UseSeries:
         return found
 
 
-def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
-    """Return use and waits of a context's window.
+def use_series(
+    context: ReportContext, *by: By, since: datetime | None = None, step: Step | None = None
+) -> list[UseSeries]:
+    """Return use and waits of a context's window, for each way to group.
 
     Steps that nobody recorded are unknown.
     """
-    frame = series(context, by=by, since=since, step=step)
+    return [_known_part(context, frame) for frame in series(context, *by, since=since, step=step)]
+
+
+def _known_part(context: ReportContext, frame: SeriesFrame) -> UseSeries:
     if frame.rows.empty:
         return UseSeries(frame=frame, resource="gpus", hours=np.zeros(0))
     begins_s = np.array([int(begin.timestamp()) for begin in frame.rows["day"].drop_duplicates()], dtype=np.int64)
@@ -197,9 +202,10 @@ def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, st
 def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of charts."""
     with reports.open_context(site.report_query(reader, given, sums=True)) as context:
-        partitions, accounts = (use_series(context, by) for by in ("partition", "account"))
-        waits = use_series(context, "size" if partitions.resource == "gpus" else "")
-        months = use_series(context, "account", since=_first_month(context), step="month")
+        partitions, accounts, waits = use_series(context, "partition", "account", "size")
+        if partitions.resource != "gpus":
+            (waits,) = use_series(context, "")
+        (months,) = use_series(context, "account", since=_first_month(context), step="month")
         # What one account holds has no capacity of its own, and a user sees nothing but the own jobs.
         whole = reader.sees_sums and not (context.query.accounts or context.query.users)
         capacity, note = capacity_of(context, partitions.resource) if whole else (None, "")
