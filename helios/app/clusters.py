@@ -5,14 +5,14 @@ A history that was only loaded from files has no Slurm here: its own end is the 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any
+import json
+from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
 from helios.config import Settings, SlurmSettings
 from helios.errors import HeliosError, NoSuchCluster
-from helios.metrics.window import RECORD_COLUMNS, record_window
+from helios.metrics.window import complete_window
 from helios.slurm.accounting import Accounting
 from helios.slurm.shell import Shell
 from helios.warehouse import Warehouse
@@ -26,7 +26,9 @@ LAST_WEEKS = timedelta(weeks=4)
 """Length of a history's window without a start."""
 MOST_HISTORIES = 16
 """Histories of which the last weeks are kept."""
-_last_weeks: dict[tuple[Any, ...], tuple[datetime, datetime] | None] = {}
+WEEKS = "last weeks"
+"""Name under which the warehouse keeps them."""
+_last_weeks: dict[tuple[str, str, str], tuple[datetime, datetime] | None] = {}
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
@@ -122,13 +124,45 @@ def has_slurm(slurm: SlurmSettings) -> bool:
 def last_weeks(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the last weeks of the complete part of a history.
 
-    None without any job. It looks at every job, so a process keeps what it found until something is loaded.
+    None without any job. They are kept with the history when a file is loaded. Else it looks at every job, so a process
+    keeps what it found until something is loaded.
     """
-    edition, asked, clusters = warehouse.edition(cluster)[0], live_window(warehouse, cluster), warehouse.clusters()
-    loaded = (warehouse.url, edition, asked, *clusters[clusters["name"] == cluster].to_numpy()[0])
-    if loaded not in _last_weeks:
-        record = record_window(warehouse.jobs(cluster, columns=list(RECORD_COLUMNS)), asked=asked)
+    loaded, asked = _edition(warehouse, cluster)
+    if (warehouse.url, cluster, loaded) not in _last_weeks:
+        text = warehouse.remembered(cluster, WEEKS)
+        kept = json.loads(text) if text else {}
+        if kept.get("of") == loaded:
+            found = [datetime.fromisoformat(moment) for moment in kept["weeks"]]
+            weeks = (found[0], found[1]) if found else None
+        else:
+            weeks = _find_weeks(warehouse, cluster, asked)
         if len(_last_weeks) >= MOST_HISTORIES:
             _last_weeks.clear()
-        _last_weeks[loaded] = None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)
-    return _last_weeks[loaded]
+        _last_weeks[warehouse.url, cluster, loaded] = weeks
+    return _last_weeks[warehouse.url, cluster, loaded]
+
+
+def keep_last_weeks(warehouse: Warehouse, cluster: str) -> None:
+    """Keep the last weeks of a history with it, after a file was loaded.
+
+    Not where the accounting is read, since that changes all the time and questions about it have other windows.
+    """
+    loaded, asked = _edition(warehouse, cluster)
+    if asked is None:
+        weeks = _find_weeks(warehouse, cluster, asked)
+        text = json.dumps({"of": loaded, "weeks": [moment.isoformat() for moment in weeks or ()]})
+        warehouse.remember(cluster, WEEKS, text, at=datetime.now(UTC))
+
+
+def _edition(warehouse: Warehouse, cluster: str) -> tuple[str, tuple[datetime, datetime] | None]:
+    """Return a text that changes with the history, and the window of its accounting."""
+    asked, clusters = live_window(warehouse, cluster), warehouse.clusters()
+    _, zone, *span = clusters[clusters["name"] == cluster].to_numpy()[0]
+    return json.dumps([warehouse.edition(cluster)[0], zone, *map(str, [*span, *(asked or ())])]), asked
+
+
+def _find_weeks(
+    warehouse: Warehouse, cluster: str, asked: tuple[datetime, datetime] | None
+) -> tuple[datetime, datetime] | None:
+    record = complete_window(*warehouse.job_times(cluster), asked=asked)
+    return None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)

@@ -194,7 +194,7 @@ class ReportContext:
         return JOBS.conform(jobs)
 
     def use(self, by: Sequence[Group], edges: Sequence[datetime], *, all_distributions: bool = False) -> list[Use]:
-        """Return the use by the jobs of the query, by period and group, for each way to group."""
+        """Return the use by the jobs of the query, for each way to group."""
         question = UseQuery(
             by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
         )

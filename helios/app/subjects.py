@@ -270,7 +270,10 @@ def _use_by_cpus(context: ReportContext) -> ReportTable:
 
 
 def _latest(context: ReportContext) -> pd.DataFrame:
-    """Return jobs of the window, at least ``LAST_JOBS`` and one more where there are as many."""
+    """Return the last jobs of the window.
+
+    They are more than ``LAST_JOBS`` where the window has more.
+    """
     most, only = LAST_JOBS + 1, context.query.only
     read = context.warehouse.jobs
     jobs = read(context.cluster, since=context.since, until=context.until, columns=READ, only=only, last=most)

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
 from helios import model
 from helios.errors import FrameInvalid
+from helios.metrics.node_usage import NEVER_S
 from helios.model import columns_of_id
 from helios.warehouse import job_sums, schema
 from helios.warehouse.bulk import arrow_schema
@@ -112,8 +115,20 @@ class JobStore(RowStore):
                 StringTable(connection, self._bulk),
             )
 
+    def job_times(self, cluster: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return submissions and ends of all jobs, in no order, s since the epoch and rounded down.
+
+        An end that is not known is ``NEVER_S``. It takes a fifth of the time of :meth:`jobs`.
+        """
+        with reading(self._engine) as connection:
+            query = select_columns(schema.jobs, find_cluster_id(connection, cluster), ["submitted_at", "ended_at"])
+            table = self._bulk.select(connection, query)
+        ended_us, known = pc.fill_null(table["ended_at"], 0).to_numpy(), table["ended_at"].is_valid().to_numpy()
+        ended_s = np.where(known, ended_us // schema.SECOND_US, NEVER_S)
+        return table["submitted_at"].to_numpy() // schema.SECOND_US, ended_s
+
     def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int | None = None) -> int:
-        """Return the number of jobs of a list, counted up to ``most`` if it is given."""
+        """Return the number of jobs of a list, counted up to ``most``."""
         with reading(self._engine) as connection:
             query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)
             return int(connection.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one())
