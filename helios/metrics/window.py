@@ -150,7 +150,9 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
 def complete_window(
     submitted_s: Seconds, ended_s: Seconds, *, asked: tuple[datetime, datetime] | None = None
 ) -> RecordWindow | None:
-    """Return the window of :func:`record_window`, without whether it lacks running jobs.
+    """Return the window in which submissions and ends are complete.
+
+    It is that of :func:`record_window`, without whether running jobs are lacking.
 
     Parameters
     ----------

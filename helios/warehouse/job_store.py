@@ -116,9 +116,10 @@ class JobStore(RowStore):
             )
 
     def job_times(self, cluster: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return submissions and ends of all jobs, in no order, s since the epoch and rounded down.
+        """Return submissions and ends of all jobs, in no order.
 
-        An end that is not known is ``NEVER_S``. It takes a fifth of the time of :meth:`jobs`.
+        They are in s since the epoch, rounded down. An end that is not known is ``NEVER_S``. It takes half of the time
+        of :meth:`jobs`.
         """
         with reading(self._engine) as connection:
             query = select_columns(schema.jobs, find_cluster_id(connection, cluster), ["submitted_at", "ended_at"])

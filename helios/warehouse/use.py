@@ -17,7 +17,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from helios.metrics.job_sums import DISTRIBUTIONS, LONGEST_SPAN_US, MEASURES, JobArrays, Sums, sum_jobs
+from helios.metrics.job_sums import DISTRIBUTIONS, LARGEST_BIN, LONGEST_SPAN_US, MEASURES, JobArrays, Sums, sum_jobs
 from helios.metrics.occupancy import Times
 from helios.model import NEVER_US, SIZE_RANGES
 from helios.warehouse import schema
@@ -42,7 +42,6 @@ Group = Literal["", "partition", "account", "user", "size"]
 UNNAMED = "(unknown)"
 _KEY = ["submitted_at", "job_id", "restart"]
 _WAIT = ("wait",)
-_CELL = ["period", "group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -349,21 +348,34 @@ def _level(unit: str, by: Group, query: UseQuery, chosen: Mapping[str, list[int]
 def _total(parts: Sequence[tuple[Sums, NDArray[np.int64]]]) -> tuple[Sums, NDArray[np.int64]]:
     """Return the sum of all parts, and the number of each group in it."""
     groups = np.unique(np.concatenate([numbers for _, numbers in parts]))
-    cells, bins, first = [], [], 0
-    for sums, numbers in parts:
-        place = np.searchsorted(groups, numbers)
-        cells.append(sums.cells.assign(group=place[sums.cells["group"]]))
-        bins.append(sums.bins.assign(cell=sums.bins["cell"] + first))
-        first += len(sums.cells)
-    every = pd.concat(cells, ignore_index=True)
-    code = every["period"].to_numpy() * max(len(groups), 1) + every["group"].to_numpy()
-    cell, codes = pd.factorize(code)
-    total = every.groupby(cell)[list(MEASURES)].sum()
-    total.insert(0, "period", codes // max(len(groups), 1))
-    total.insert(1, "group", codes % max(len(groups), 1))
-    counted = pd.concat(bins, ignore_index=True)
-    entry = counted.assign(cell=cell[counted["cell"]]).groupby(["cell", "kind", "bin"], sort=True)["count"].sum()
-    return Sums(cells=total, bins=entry[entry != 0].reset_index()), groups
+    n_groups = max(len(groups), 1)
+    # Arrays, because pandas takes ten times as long for so few rows.
+    codes = [
+        sums.cells["period"].to_numpy() * n_groups + np.searchsorted(groups, numbers)[sums.cells["group"]]
+        for sums, numbers in parts
+    ]
+    cell, distinct = pd.factorize(np.concatenate(codes))
+    measures = np.zeros((len(distinct), len(MEASURES)), dtype=np.int64)
+    np.add.at(measures, cell, np.concatenate([sums.cells[list(MEASURES)].to_numpy() for sums, _ in parts]))
+    total = {"period": distinct // n_groups, "group": distinct % n_groups}
+    first = np.cumsum([0, *(len(sums.cells) for sums, _ in parts)])
+    of_cell = np.concatenate(
+        [sums.bins["cell"].to_numpy() + start for (sums, _), start in zip(parts, first, strict=False)]
+    )
+    kind, number, count = (
+        np.concatenate([sums.bins[name].to_numpy() for sums, _ in parts]) for name in ("kind", "bin", "count")
+    )
+    code = (cell[of_cell] * len(DISTRIBUTIONS) + kind) * (LARGEST_BIN + 1) + number
+    entries, place = np.unique(code, return_inverse=True)
+    counts = np.zeros(len(entries), dtype=np.int64)
+    np.add.at(counts, place, count)
+    entries, counts = entries[counts != 0], counts[counts != 0]
+    rest, number = np.divmod(entries, LARGEST_BIN + 1)
+    bins = {"cell": rest // len(DISTRIBUTIONS), "kind": rest % len(DISTRIBUTIONS), "bin": number, "count": counts}
+    return Sums(
+        cells=pd.DataFrame({**total, **{name: measures[:, n] for n, name in enumerate(MEASURES)}}),
+        bins=pd.DataFrame(bins),
+    ), groups
 
 
 def _names(connection: sa.Connection, bulk: Bulk, by: Group, groups: NDArray[np.int64]) -> list[str]:
