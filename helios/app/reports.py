@@ -31,7 +31,7 @@ from helios.report.admin.decisions import (
     replayed_urgencies,
     service_days,
 )
-from helios.report.admin.predictions import prediction_accuracy
+from helios.report.admin.predictions import OF_JOBS, prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
@@ -215,30 +215,42 @@ class ReportContext:
         return read[(read["source"] == LIVE_SOURCE) & self.live]
 
     def jobs(
-        self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        unended_at: datetime | None = None,
+        columns: Sequence[str] = _COLUMNS,
     ) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
         By default that is the window. With ``unended_at``, only those that had not ended before that time.
-        Only the columns that reports use have values.
+        Only ``columns``, by default those that reports use, have values.
         """
-        return self._select(since or self.since, until or self.until, unended_at)
+        return self._select(since or self.since, until or self.until, unended_at, columns)
+
+    def count_jobs(self) -> int:
+        """Return the number of jobs of the query that were submitted in the window."""
+        wanted = JobFilter(since=self.since, until=self.until, only=self.query.only)
+        return self.warehouse.count_jobs(self.cluster, wanted)
 
     def jobs_of_window(self) -> pd.DataFrame:
         """Return the jobs submitted or running in the window.
 
         A few others are among them: those submitted up to ``CLOCK_SKEW`` after it.
         """
-        return self._select(None, self.until + CLOCK_SKEW, self.since)
+        return self._select(None, self.until + CLOCK_SKEW, self.since, _COLUMNS)
 
-    def _select(self, since: datetime | None, until: datetime, unended_at: datetime | None) -> pd.DataFrame:
+    def _select(
+        self, since: datetime | None, until: datetime, unended_at: datetime | None, columns: Sequence[str]
+    ) -> pd.DataFrame:
         jobs = self.warehouse.jobs(
-            self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at, only=self.query.only
+            self.cluster, since=since, until=until, columns=columns, unended_at=unended_at, only=self.query.only
         )
         return JOBS.conform(jobs)
 
-    def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
-        """Return the use by the jobs of the query, by period and group."""
+    def use(self, by: Sequence[Group], edges: Sequence[datetime], *, all_distributions: bool = False) -> list[Use]:
+        """Return the use by the jobs of the query, for each way to group."""
         question = UseQuery(
             by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
         )
@@ -347,7 +359,7 @@ def usage_report(
     title = f"Hours held and jobs submitted by {group}"
     with open_context(query) as context:
         if not with_predictions and context.has_whole_day():
-            use = context.use(group, (context.since, context.until), all_distributions=True)
+            (use,) = context.use((group,), (context.since, context.until), all_distributions=True)
             return context.with_coverage(
                 usage_of_sums(group, use, title=context.title(title), timezone=context.timezone)
             )
@@ -404,17 +416,22 @@ def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: 
         Longest time before the window at which that run was submitted. None for any time.
     """
     with open_context(query) as context:
-        columns = ["user", "ended_at", "run_time_s"]
+        predictions, submitted = context.predictions(), context.count_jobs()
+        jobs = past = JOBS.empty()
+        if len(predictions):
+            jobs = context.jobs(columns=OF_JOBS)
+            past = context.warehouse.jobs(
+                context.cluster,
+                since=None if looks_back is None else context.since - looks_back,
+                until=context.until,
+                columns=["user", "ended_at", "run_time_s"],
+            )
         return context.with_coverage(
             prediction_accuracy(
-                context.jobs(),
-                predictions=context.predictions(),
-                past=context.warehouse.jobs(
-                    context.cluster,
-                    since=None if looks_back is None else context.since - looks_back,
-                    until=context.until,
-                    columns=columns,
-                ),
+                jobs,
+                predictions=predictions,
+                past=past,
+                submitted=submitted,
                 title=context.title("Predicted and true run times"),
                 by=by,
                 timezone=context.timezone,

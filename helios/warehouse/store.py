@@ -304,8 +304,8 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
                 raise UsageError(f"There is a cluster {name} already.", hint="Choose another name: helios trace list")
             connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
 
-    def use(self, cluster: str, query: UseQuery) -> Use:
-        """Return the use of a cluster by period and group.
+    def use(self, cluster: str, query: UseQuery) -> list[Use]:
+        """Return the use of a cluster by period and group, for each way to group.
 
         Whole days come from the kept sums.
         """

@@ -44,6 +44,6 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         subtitle=f"{found.cluster}{'' if found.live else f' ({NOT_LIVE})'}: jobs submitted "
         f"{found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} UTC.",
         sections=sections,
-        values={**found.to_json(), "rows": as_json(table)["rows"]},
+        values={**found.to_json(kinds=kinds), "rows": as_json(table)["rows"]},
         form_fields=(*WINDOW, *(["user"] if reader.is_admin else [])),
     )

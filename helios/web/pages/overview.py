@@ -168,7 +168,7 @@ def _recent(site: Site, reader: Reader) -> Part:
     with reports.open_context(query) as context:
         # From a midnight on, since whole days are kept as sums.
         begin, _ = local_day(context.since, timezone=context.timezone)
-        found = use_series(context, "", since=begin)
+        (found,) = use_series(context, "", since=begin)
         capacity, _ = capacity_of(context, found.resource) if reader.sees_sums else (None, "")
         since, until = context.format_time(begin), context.format_time(context.until)
         is_live = context.live
