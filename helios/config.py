@@ -48,7 +48,7 @@ SYSTEM_FOLDER = Path("/etc/helios")
 PARTS = "conf.d"
 """Folder in ``SYSTEM_FOLDER`` with more files, ``*.toml``, which are read in the order of their names."""
 PASSWORD_VARIABLE = "HELIOS_SMTP_PASSWORD"
-OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_USE", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
 """Other variables with this prefix, which notices, tests, benchmarks, scripts and programs in pools read."""
 SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
 """Keys with URLs whose path is never shown."""
@@ -236,6 +236,8 @@ class HistorySettings(_Section):
     """How far before the watermark every reading begins again, s"""
     jobs_for_predictions: int = Field(default=100_000, ge=1_000)
     """Last jobs that predictions of the pending ones look back on"""
+    job_use: str = Field(default="", pattern=r"^((jobstats|sacct)(, ?(jobstats|sacct))*)?$")
+    """Sources of what jobs used: jobstats (AdminComment), sacct (memory of steps) or both, by a comma; empty: none"""
 
 
 class DaemonSettings(_Section):

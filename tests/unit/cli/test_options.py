@@ -95,7 +95,7 @@ def test_how_a_file_is_read_is_said_where_it_is_loaded() -> None:
         for option in command.params
         if FILE_OPTIONS & {*option.opts} and "-o" not in option.opts  # a report's --format names its fields
     }
-    assert having == {"trace load"}
+    assert having == {"trace load", "trace use"}
 
 
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
