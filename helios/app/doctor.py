@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from helios.app.clusters import history_alone
@@ -42,6 +44,9 @@ from helios.slurm.hook_table import TABLE, read_table, why_unsafe
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
 from helios.warehouse import Warehouse, check_folder, sqlite_file
 
+WING_CHECKS = ("helios.job_use.checks:check_prometheus",)
+"""More checks, in the wings, given settings, cluster and time."""
+
 
 def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
     """Run every check and return the findings, those of the cluster first.
@@ -73,6 +78,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: check_pause(settings, name),
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
+        *(partial(_wing_check, place, settings, name, now) for place in WING_CHECKS),
     )
     if _has_ordering_service(settings, name):  # then nothing of the hook is only a warning
         found = [
@@ -81,6 +87,11 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         ]
     found += [finding for check in checks for finding in run_check(check)]
     return [*dict.fromkeys(found)]  # what several checks fail at is said once
+
+
+def _wing_check(place: str, settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
+    module, _, check = place.partition(":")
+    yield from getattr(import_module(module), check)(settings, name, now)
 
 
 def known_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:

@@ -74,12 +74,16 @@ class Prometheus:
     ----------
     settings : PrometheusSettings
         Address, token and time-out.
+    tries : int
+        Most tries of a query.
     sleep : callable
         Waits some seconds between two tries.
     """
 
-    def __init__(self, settings: PrometheusSettings, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._settings, self._sleep = settings, sleep
+    def __init__(
+        self, settings: PrometheusSettings, *, tries: int = TRIES, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._settings, self._tries, self._sleep = settings, tries, sleep
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._headers = {"Accept": "application/json"}
         if settings.token_file:
@@ -103,11 +107,11 @@ class Prometheus:
             The query was refused; ``TooMuchAsked`` if a smaller one may not be.
         """
         fields = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
-        for number in range(TRIES):
+        for number in range(self._tries):
             try:
                 answer = self._post(urlencode(fields).encode())
             except PrometheusUnavailable:
-                if number == TRIES - 1:
+                if number == self._tries - 1:
                     raise
                 self._sleep(FIRST_PAUSE_S * 2.0**number)
             else:
