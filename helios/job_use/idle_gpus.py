@@ -12,7 +12,7 @@ from datetime import datetime
 from helios.config import PrometheusSettings, Settings
 from helios.errors import HeliosError
 from helios.job_use.dialects import GpuExporter, SlicesAre, is_slice, select
-from helios.job_use.prometheus import Prometheus, PrometheusSeries
+from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import find_dialect
 from helios.metrics.job_use import IDLE
 from helios.warehouse import Warehouse
@@ -139,7 +139,16 @@ def held_gpus(client: Prometheus, settings: PrometheusSettings, now: datetime) -
             if percent < IDLE:
                 held = memory.get((each.labels.get(exporter.job_label, ""), gpu))
                 tells = bool(exporter.shows_sm) and not counts_sm and held is not None
-                idle.append(_idle_gpu(exporter, each, job_id, held, has_process=held != 0 if tells else None))
+                idle.append(
+                    IdleGpu(
+                        job_id=job_id,
+                        user=each.labels.get("user"),
+                        node=exporter.node(each.labels),
+                        gpu=exporter.number(each.labels),
+                        has_process=held != 0 if tells else None,
+                        memory_mib=held,
+                    )
+                )
     means = "an SM was active" if counts_sm else str(exporter.utilization[0].busy_means)
     at = now.isoformat(timespec="seconds")
     return HeldGpus(at=at, exporter=exporter.name, busy_means=means, measured=measured, idle=tuple(idle))
@@ -164,16 +173,3 @@ def _owners(client: Prometheus, exporter: GpuExporter, match: str) -> dict[tuple
     span = f"[{MINUTES}m]"
     answer = client.query(f"({series} > 0) and (min_over_time({series}{span}) == max_over_time({series}{span}))")
     return {exporter.gpu(each.labels): f"{each.value:.0f}" for each in answer}
-
-
-def _idle_gpu(
-    exporter: GpuExporter, series: PrometheusSeries, job_id: str, held: float | None, *, has_process: bool | None
-) -> IdleGpu:
-    return IdleGpu(
-        job_id=job_id,
-        user=series.labels.get("user"),
-        node=exporter.node(series.labels),
-        gpu=exporter.number(series.labels),
-        has_process=has_process,
-        memory_mib=held,
-    )

@@ -119,15 +119,12 @@ class Prometheus:
                 return answer
         raise AssertionError("the last try returns or raises")
 
-    def skew_s(self) -> float:
-        """Return how far the server's clock is ahead of this machine's, s."""
-        before_s = time.time()
-        answer = self.query("time()")
-        return answer[0].value - (before_s + time.time()) / 2
-
     def refuse_wrong_clock(self) -> None:
         """Raise ``PrometheusUnavailable`` if the server's clock is not this machine's."""
-        if abs(skew_s := self.skew_s()) > MOST_SKEW_S:
+        before_s = time.time()
+        answer = self.query("time()")
+        skew_s = (answer[0].value if answer else math.nan) - (before_s + time.time()) / 2
+        if not abs(skew_s) <= MOST_SKEW_S:
             raise PrometheusUnavailable(
                 f"The clock of Prometheus is {abs(skew_s) / 60:,.0f} minutes "
                 f"{'ahead' if skew_s > 0 else 'behind'}: its samples would be given to the wrong jobs.",

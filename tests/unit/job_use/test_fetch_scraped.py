@@ -47,9 +47,7 @@ def test_a_command_stores_what_an_exporter_said(tmp_path: Path, monkeypatch: pyt
     database, exporter = f"sqlite:///{tmp_path / 'use.db'}", Exporter()
     with Server(exporter) as node, RealPrometheus(tmp_path, samples=Samples(), targets=[node.port]) as server:
         until(lambda: len(exporter.times) > SCRAPES)
-        begin, end = (
-            datetime.fromtimestamp(s, UTC) for s in (exporter.times[0] - 0.5, exporter.times[SCRAPES - 1] + 0.5)
-        )
+        begin, end = (datetime.fromtimestamp(exporter.times[scrape], UTC) for scrape in (0, SCRAPES - 1))
         job = a_job(job_id="1001", submitted_at=begin - timedelta(hours=1), started_at=begin, ended_at=end)
         with Warehouse.open(database) as warehouse:
             warehouse.load([a_batch(job)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
