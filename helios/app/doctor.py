@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from helios.app.clusters import history_alone
@@ -45,6 +47,8 @@ from helios.warehouse import Warehouse, check_folder, sqlite_file
 
 CHECKED_DAYS = 2
 """Days whose kept sums are compared with their jobs: a day of a large cluster takes a tenth of a second."""
+WING_CHECKS = ("helios.job_use.checks:check_prometheus",)
+"""More checks, in the wings, given settings, cluster and time."""
 
 
 def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[PreflightFinding]:
@@ -78,6 +82,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: check_pause(settings, name),
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
+        *(partial(_wing_check, place, settings, name, now) for place in WING_CHECKS),
     )
     if _has_ordering_service(settings, name):  # then nothing of the hook is only a warning
         found = [
@@ -86,6 +91,11 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         ]
     found += [finding for check in checks for finding in run_check(check)]
     return [*dict.fromkeys(found)]  # what several checks fail at is said once
+
+
+def _wing_check(place: str, settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
+    module, _, check = place.partition(":")
+    yield from getattr(import_module(module), check)(settings, name, now)
 
 
 def known_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:

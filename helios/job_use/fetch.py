@@ -12,10 +12,9 @@ import pandas as pd
 
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.job_use.dialects import GpuExporter, SlicesAre, select
+from helios.job_use.dialects import SlicesAre, select
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import Gpu, JobRun, UseReader
-from helios.metrics.job_use import COVERED
 from helios.model import GPU_USE, JOB_USE
 from helios.model.frames import seconds_of
 from helios.model.job_use import BusyMeans, UseQuality, UseSource
@@ -156,9 +155,7 @@ def frames(runs: Sequence[JobRun], reader: UseReader) -> tuple[pd.DataFrame, pd.
     for run in runs:
         key = {"submitted_at": run.submitted_at, "job_id": run.job_id, "restart": run.restart}
         key["source"] = UseSource.PROMETHEUS.value
-        of_gpus = (
-            [] if reader.dialect is None else [_gpu_values(gpu, run, reader.dialect) for gpu in run.found.values()]
-        )
+        of_gpus = [_gpu_values(gpu, run, reader) for gpu in run.found.values()]
         jobs.append(key | _job_values(run, of_gpus, reader))
         for gpu, values in zip(run.found.values(), of_gpus, strict=True):
             kept = {name: value for name, value in values.items() if name in GPU_USE.by_name}
@@ -169,11 +166,13 @@ def frames(runs: Sequence[JobRun], reader: UseReader) -> tuple[pd.DataFrame, pd.
     )
 
 
-def _gpu_values(gpu: Gpu, run: JobRun, dialect: GpuExporter) -> dict[str, float]:
+def _gpu_values(gpu: Gpu, run: JobRun, reader: UseReader) -> dict[str, float]:
     """Return what is known of a GPU in a run."""
     values = dict(gpu.values)
     is_shared = values.get("shared", 0.0) > SHARED
-    is_covered = values.get("covered_s", 0.0) >= COVERED * run.span_s
+    is_covered = run.is_covered(values.get("covered_s"), reader.step_s)
+    dialect = reader.dialect
+    assert dialect is not None  # it has found the GPU
     if values.get("idle_share") == 0:
         values["longest_idle_s"] = 0.0
     elif values.get("idle_share") == 1 and is_covered:
@@ -196,7 +195,7 @@ def _job_values(run: JobRun, of_gpus: Sequence[dict[str, float]], reader: UseRea
     covered_s = _mean(_each(of_gpus, "covered_s")) if of_gpus else run.host.get("covered_s")
     covered_s = None if covered_s is None else min(covered_s, run.span_s)
     host = {name: value for name, value in run.host.items() if _is_amount(value) and name != "covered_s"}
-    if run.host.get("covered_s", 0.0) < COVERED * run.span_s:
+    if not run.is_covered(run.host.get("covered_s"), reader.step_s):
         host.pop("cpu_s", None)  # the time of processors after the last sample is not known
     shared = [value > SHARED for value in _each(of_gpus, "shared")]
     if of_gpus and not shared and run.gpus >= 1:
@@ -216,22 +215,22 @@ def _job_values(run: JobRun, of_gpus: Sequence[dict[str, float]], reader: UseRea
             "energy_j": sum(energy) if energy and len(energy) == len(of_gpus) else None,
             "is_mig": float(any(gpu.is_slice for gpu in run.found.values())) if of_gpus else None,
             "is_shared": float(any(shared)) if shared else None,
-            "quality": _quality(run, covered_s, step_s).value,
+            "quality": _quality(run, covered_s, reader.step_s).value,
         }
     )
 
 
-def _quality(run: JobRun, covered_s: float | None, step_s: float) -> UseQuality:
+def _quality(run: JobRun, covered_s: float | None, step_s: int) -> UseQuality:
     gpus = run.found.values()
     if any(map(_is_busy_wrong, gpus)) or any(map(_is_memory_wrong, gpus)):
         return UseQuality.BROKEN
     if not all(map(_is_amount, [*run.host.values(), *(gpu.values.get("power_w", 0.0) for gpu in gpus)])):
         return UseQuality.BROKEN
-    if run.span_s < 2 * step_s or (covered_s is not None and covered_s < 2 * step_s):
+    if run.span_s < 2 * step_s or (covered_s is not None and covered_s < 2 * run.step(step_s)):
         return UseQuality.SHORT
     if not gpus and not run.host:
         return UseQuality.NONE
-    is_whole = covered_s is not None and covered_s >= COVERED * run.span_s and not run.gpus > len(gpus)
+    is_whole = run.is_covered(covered_s, step_s) and not run.gpus > len(gpus)
     return UseQuality.OK if is_whole else UseQuality.PARTIAL
 
 

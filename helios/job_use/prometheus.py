@@ -74,12 +74,16 @@ class Prometheus:
     ----------
     settings : PrometheusSettings
         Address, token and time-out.
+    tries : int
+        Most tries of a query.
     sleep : callable
         Waits some seconds between two tries.
     """
 
-    def __init__(self, settings: PrometheusSettings, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._settings, self._sleep = settings, sleep
+    def __init__(
+        self, settings: PrometheusSettings, *, tries: int = TRIES, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._settings, self._tries, self._sleep = settings, tries, sleep
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._headers = {"Accept": "application/json"}
         if settings.token_file:
@@ -103,11 +107,11 @@ class Prometheus:
             The query was refused; ``TooMuchAsked`` if a smaller one may not be.
         """
         fields = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
-        for number in range(TRIES):
+        for number in range(self._tries):
             try:
                 answer = self._post(urlencode(fields).encode())
             except PrometheusUnavailable:
-                if number == TRIES - 1:
+                if number == self._tries - 1:
                     raise
                 self._sleep(FIRST_PAUSE_S * 2.0**number)
             else:
@@ -115,15 +119,12 @@ class Prometheus:
                 return answer
         raise AssertionError("the last try returns or raises")
 
-    def skew_s(self) -> float:
-        """Return how far the server's clock is ahead of this machine's, s."""
-        before_s = time.time()
-        answer = self.query("time()")
-        return answer[0].value - (before_s + time.time()) / 2
-
     def refuse_wrong_clock(self) -> None:
         """Raise ``PrometheusUnavailable`` if the server's clock is not this machine's."""
-        if abs(skew_s := self.skew_s()) > MOST_SKEW_S:
+        before_s = time.time()
+        answer = self.query("time()")
+        skew_s = (answer[0].value if answer else math.nan) - (before_s + time.time()) / 2
+        if not abs(skew_s) <= MOST_SKEW_S:
             raise PrometheusUnavailable(
                 f"The clock of Prometheus is {abs(skew_s) / 60:,.0f} minutes "
                 f"{'ahead' if skew_s > 0 else 'behind'}: its samples would be given to the wrong jobs.",

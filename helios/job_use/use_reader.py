@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
 
@@ -26,7 +27,7 @@ from helios.job_use.dialects import (
     select,
 )
 from helios.job_use.prometheus import Prometheus, PrometheusRefused, PrometheusSeries, TooMuchAsked
-from helios.metrics.job_use import IDLE
+from helios.metrics.job_use import COVERED, IDLE
 from helios.units import HOUR_S, MINUTE_S
 
 MOST_POINTS = 11_000
@@ -39,6 +40,7 @@ BINS = 200
 _RUN_LABEL = "helios_run"
 _MEAN = "avg_over_time(SERIESWINDOW)"
 _MOST = "max_over_time(SERIESWINDOW)"
+_SUM_OF_MOST = "sum(max_over_time(SERIESWINDOW))"
 _COVERED = "STEP * count_over_time(SERIESWINDOW)"
 _IDLE_SHARE = "avg_over_time((SERIES < bool IDLE)WINDOW)"
 _UTILIZATION = {
@@ -93,6 +95,10 @@ class JobRun:
     def step(self, step_s: int) -> int:
         """Return the step in which its span has not too many points, s."""
         return max(step_s, math.ceil(self.span_s / MOST_POINTS))
+
+    def is_covered(self, covered_s: float | None, step_s: int) -> bool:
+        """Return whether samples cover the span, whose first one may come a step late."""
+        return covered_s is not None and covered_s + self.step(step_s) >= COVERED * self.span_s
 
     def window(self, step_s: int, *, without_s: int = 0) -> str:
         """Return the window of its span for a subquery, without its first ``without_s``, s."""
@@ -152,7 +158,10 @@ class UseReader:
                 hint="See which label is missing: helios doctor",
             )
         self.step_s = settings.step_s or self._found_step_s()
-        self._nodes = self._nodes_with_owner() if self.dialect and self.dialect.owner else frozenset()
+        self._nodes: frozenset[str] = frozenset()
+        if self.dialect is not None and self.dialect.owner:
+            answer = client.query(f"count by (instance) ({select(self.dialect.owner, self._match)})")
+            self._nodes = frozenset(map(self.dialect.node, (series.labels for series in answer)))
 
     def read(self, runs: Sequence[JobRun]) -> None:
         """Ask for what runs used, and keep it in them."""
@@ -179,7 +188,8 @@ class UseReader:
         self._read_statistics(dialect, dialect.memory_total, found, {"gpu_memory_total_mib": _MOST})
         self._read_statistics(dialect, dialect.power, found, {"power_w": _MEAN})
         if dialect.shows_sm:
-            for _, run in self._ask(found, self._expression(_MOST, dialect, Metric(name=dialect.shows_sm))):
+            selector = partial(self._selector, dialect, Metric(name=dialect.shows_sm))
+            for _, run in self._ask(found, _expression(_MOST, selector)):
                 run.counts_sm = True
         if dialect.job_label:
             self._read_shared(dialect, found)
@@ -199,7 +209,8 @@ class UseReader:
     ) -> None:
         """Ask for statistics of a metric over each run, without its first ``without_s``."""
         for name, template in statistics.items():
-            for series, run in self._ask(runs, self._expression(template, dialect, metric, without_s=without_s)):
+            expression = _expression(template, partial(self._selector, dialect, metric), without_s=without_s)
+            for series, run in self._ask(runs, expression):
                 labels = dialect.gpu(series.labels)
                 if labels not in run.found:
                     run.found[labels] = Gpu(
@@ -213,16 +224,15 @@ class UseReader:
 
     def _read_shared(self, dialect: GpuExporter, runs: Sequence[JobRun]) -> None:
         """Ask in which share of the samples another job was on a GPU."""
+        labels = dialect.gpu_labels
 
-        def expression(run: JobRun, step_s: int) -> str:
-            labels = dialect.gpu_labels
-            matchers = [one_of(name, {gpu.labels[n] for gpu in run.found.values()}) for n, name in enumerate(labels)]
-            series = select(dialect.memory.name, f'{dialect.job_label}!=""', *matchers, self._match)
-            return f"avg_over_time((count by ({','.join(labels)}) ({series}) > bool 1){run.window(step_s)})"
+        def others(run: JobRun) -> str:
+            on = [one_of(name, {gpu.labels[n] for gpu in run.found.values()}) for n, name in enumerate(labels)]
+            series = select(dialect.memory.name, f'{dialect.job_label}!=""', *on, self._match)
+            return f"(count by ({','.join(labels)}) ({series}) > bool 1)"
 
-        for series, run in self._ask(runs, expression):
-            gpu = run.found.get(dialect.gpu(series.labels))
-            if gpu is not None:
+        for series, run in self._ask(runs, _expression(_MEAN, others)):
+            if (gpu := run.found.get(dialect.gpu(series.labels))) is not None:
                 gpu.values["shared"] = series.value
 
     def _read_longest_idle(self, dialect: GpuExporter, run: JobRun) -> None:
@@ -240,24 +250,17 @@ class UseReader:
                     gpu.values["longest_idle_s"] = min(longest_idle_s(idle, bin_s), run.span_s)
 
     def _read_host(self, host: HostMetrics, runs: Sequence[JobRun]) -> None:
-        def over(function: str, metric: str) -> Callable[[JobRun, int], str]:
-            def expression(run: JobRun, _: int) -> str:
-                series = select(metric, f'{host.job_label}="{run.job_id}"', host.match, self._match)
-                return f"sum({function}_over_time({series}[{run.span_s}s] @ {run.end_s:.3f}))"
-
-            return expression
-
-        def covered(run: JobRun, step_s: int) -> str:
-            series = select(host.limit, f'{host.job_label}="{run.job_id}"', host.match, self._match)
-            return f"{run.step(step_s)} * min(count_over_time({series}{run.window(step_s)}))"
-
-        for name, expression, scale in (
-            ("covered_s", covered, 1.0),
-            ("memory_peak_mib", over("max", host.memory), MIB),
-            ("memory_limit_mib", over("max", host.limit), MIB),
-            ("cpu_s", over("max", host.cpu), host.cpu_scale),
+        for name, template, metric, scale in (
+            ("covered_s", "STEP * min(count_over_time(SERIESWINDOW))", host.limit, 1.0),
+            ("memory_peak_mib", _SUM_OF_MOST, host.memory, MIB),
+            ("memory_limit_mib", _SUM_OF_MOST, host.limit, MIB),
+            ("cpu_s", _SUM_OF_MOST, host.cpu, host.cpu_scale),
         ):
-            for series, run in self._ask(runs, expression):
+
+            def selector(run: JobRun, metric: str = metric) -> str:
+                return select(metric, f'{host.job_label}="{run.job_id}"', host.match, self._match)
+
+            for series, run in self._ask(runs, _expression(template, selector)):
                 run.host[name] = series.value * scale
 
     def _ask(
@@ -279,33 +282,15 @@ class UseReader:
         except TooMuchAsked:
             if len(runs) == 1 and step_s > runs[0].span_s / 8:
                 raise
-            half = (len(runs) + 1) // 2
-            if len(runs) == 1:
-                yield from self._ask(runs, expression, step_s=4 * step_s)
-            else:
-                yield from self._ask(runs[:half], expression, step_s=step_s)
-                yield from self._ask(runs[half:], expression, step_s=step_s)
+            half = len(runs) // 2
+            for part in (runs[:half], runs[half:]):
+                yield from self._ask(part, expression, step_s=step_s if half else 4 * step_s)
             return
         for series in answer:
             number = series.labels.get(_RUN_LABEL, "")
             if not number.isdecimal() or int(number) >= len(runs):
                 raise PrometheusRefused("Prometheus answered with series that nobody asked for.")
             yield series, runs[int(number)]
-
-    def _expression(
-        self, template: str, dialect: GpuExporter, metric: Metric, *, without_s: int = 0
-    ) -> Callable[[JobRun, int], str]:
-        """Return what makes the expression of a statistic over a run."""
-
-        def expression(run: JobRun, step_s: int) -> str:
-            parts = {
-                "SERIES": self._selector(dialect, metric, run),
-                "WINDOW": run.window(step_s, without_s=without_s),
-                "STEP": str(run.step(step_s)),
-            }
-            return re.sub("SERIES|WINDOW|STEP", lambda found: parts[found[0]], template)
-
-        return expression
 
     def _selector(self, dialect: GpuExporter, metric: Metric, run: JobRun) -> str:
         """Return the series of a metric on the GPUs of a run."""
@@ -327,10 +312,16 @@ class UseReader:
                 return max(1, round(10 * MINUTE_S / found[0].value))
         return DEFAULT_STEP_S
 
-    def _nodes_with_owner(self) -> frozenset[str]:
-        assert self.dialect is not None  # else it has no owner
-        answer = self._client.query(f"count by (instance) ({select(self.dialect.owner, self._match)})")
-        return frozenset(self.dialect.node(series.labels) for series in answer)
+
+def _expression(template: str, series: Callable[[JobRun], str], *, without_s: int = 0) -> Callable[[JobRun, int], str]:
+    """Return what makes the expression of a statistic over a run, in steps of some length."""
+
+    def expression(run: JobRun, step_s: int) -> str:
+        window = run.window(step_s, without_s=without_s)
+        parts = {"SERIES": series(run), "WINDOW": window, "STEP": str(run.step(step_s))}
+        return re.sub("SERIES|WINDOW|STEP", lambda found: parts[found[0]], template)
+
+    return expression
 
 
 def longest_idle_s(idle: Sequence[tuple[float, bool]], bin_s: float) -> float:

@@ -18,7 +18,7 @@ from tests.builders import a_batch, a_job
 from tests.prometheus_rig import STEP_S, RealPrometheus, Samples
 
 HOUR = 3600
-NOW_S = int(datetime.now(UTC).timestamp()) // 600 * 600
+NOW_S = int(datetime.now(UTC).timestamp()) // STEP_S * STEP_S
 MIB = 2**20
 BEGIN_S = NOW_S - 9 * HOUR
 
