@@ -16,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import precision_recall_curve, roc_auc_score
+from sklearn.metrics import (  # type: ignore[import-untyped]  # because scikit-learn ships no types
+    precision_recall_curve,
+    roc_auc_score,
+)
 
-from helios.predict.job_use import PredictedUse, RunsWithUse, kinds_of_runs, predict_use, predict_use_again
+from helios.predict.job_use import RunsWithUse, kinds_of_runs, predict_use, predict_use_again
 
 FIRST_DAY = "2023-12-11"
 SAMPLE_S = 300
@@ -138,19 +141,19 @@ def judge_supercloud(directory: Path) -> None:
         runs, after_s=EARLY * SAMPLE_S, utilization=early_utilization, memory_mib=early_mib, before=before
     )
     print("supercloud, after 15 minutes: error of the utilization, points")
-    by_way: dict[str, PredictedUse | Floats] = {"at submission": before, "after 15 minutes": after}
-    for name, found in by_way.items():
-        print_utilization(name, found.utilization, jobs, everybody)  # type: ignore[union-attr]
+    ways = (("at submission", before), ("after 15 minutes", after))
+    for name, found in ways:
+        print_utilization(name, found.utilization, jobs, everybody)
     longest = jobs["gpu_hours"].to_numpy() < jobs["gpu_hours"].max()
     print_utilization("after 15 minutes, but the longest", after.utilization, jobs, longest)
     print_utilization("its first 15 minutes", early_utilization, jobs, everybody)
-    ratio = np.abs(np.log((jobs["memory_mib"] + 256) / (jobs["early_memory_mib"] + 256)))
+    ratio = np.abs(np.log((jobs["memory_mib"].to_numpy() + 256) / (early_mib + 256)))
     busy = (jobs["early_utilization"] >= 1).to_numpy()
     print(
-        f"  memory beside that after 15 minutes: mean |log| {ratio.mean():.2f}, median {ratio.median():.2f}; of "
+        f"  memory beside that after 15 minutes: mean |log| {ratio.mean():.2f}, median {np.median(ratio):.2f}; of "
         f"{busy.sum()} busy by then {ratio[busy].mean():.2f}, of {(~busy).sum()} idle {ratio[~busy].mean():.2f}"
     )
-    for name, found in (("at submission", before), ("after 15 minutes", after)):
+    for name, found in ways:
         print_memory(f"95 % of memory, {name}", found.memory_mib, jobs)
 
 

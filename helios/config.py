@@ -48,7 +48,7 @@ SYSTEM_FOLDER = Path("/etc/helios")
 PARTS = "conf.d"
 """Folder in ``SYSTEM_FOLDER`` with more files, ``*.toml``, which are read in the order of their names."""
 PASSWORD_VARIABLE = "HELIOS_SMTP_PASSWORD"
-OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_USE", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
 """Other variables with this prefix, which notices, tests, benchmarks, scripts and programs in pools read."""
 SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
 """Keys with URLs whose path is never shown."""
@@ -114,6 +114,13 @@ def web_origins(text: str) -> str:
         if not re.fullmatch(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?", origin):
             raise ValueError(f"{origin!r} is no origin, such as https://ondemand.example.org")
     return text
+
+
+def server_address(text: str) -> str:
+    """Return ``text`` if it is empty or the address of a server, without a password."""
+    if text and not re.fullmatch(r"https?://[^/\s@]+(?:/[^\s?#]*)?", text):
+        raise ValueError(f"{text!r} is no address, such as http://prometheus.example.org:9090; no password is in it")
+    return text.rstrip("/")
 
 
 def event_names(text: str) -> str:
@@ -229,6 +236,8 @@ class HistorySettings(_Section):
     """How far before the watermark every reading begins again, s"""
     jobs_for_predictions: int = Field(default=100_000, ge=1_000)
     """Last jobs that predictions of the pending ones look back on"""
+    job_use: str = Field(default="", pattern=r"^((jobstats|sacct)(, ?(jobstats|sacct))*)?$")
+    """Sources of what jobs used: jobstats (AdminComment), sacct (memory of steps) or both, by a comma; empty: none"""
 
 
 class DaemonSettings(_Section):
@@ -315,6 +324,23 @@ class WebSettings(_Section):
     """Further names under which browsers reach the page, by commas"""
     framed_by: Annotated[str, AfterValidator(web_origins)] = ""
     """Sites whose pages may show the card of own jobs (/card) in a frame, by commas: https://ondemand.example.org"""
+
+
+class PrometheusSettings(_Section):
+    """Prometheus, which measures what jobs use."""
+
+    url: Annotated[str, AfterValidator(server_address)] = ""
+    """Address of the server, such as http://prometheus.example.org:9090; empty: none"""
+    dialect: Literal["auto", "jobstats", "jobstats-joined", "slurm-job-exporter", "dcgm"] = "auto"
+    """Exporter whose metrics of GPUs are read; auto: found by itself. jobstats-joined: jobstats' without label jobid"""
+    match: str = ""
+    """Labels of this cluster's series where the server has several clusters: cluster="venus"; empty: all are its"""
+    step_s: int = Field(default=0, ge=0, le=3600)
+    """Time between two samples, s; 0: found by itself"""
+    token_file: Annotated[str, AfterValidator(absolute_folder)] = ""
+    """File with the bearer token that the server wants, which only the user that runs Helios may read; empty: none"""
+    timeout_s: float = Field(default=60, gt=0, le=600)
+    """Longest wait for one answer, s"""
 
 
 class Retention(_Section):
@@ -408,6 +434,7 @@ class Settings(_Section):
     report: ReportSettings = Field(default_factory=ReportSettings)
     notify: Notify = Field(default_factory=Notify)
     web: WebSettings = Field(default_factory=WebSettings)
+    prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
     retention: Retention = Field(default_factory=Retention)
     power: Power = Field(default_factory=Power)
     energy: Energy = Field(default_factory=Energy)

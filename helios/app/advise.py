@@ -19,7 +19,7 @@ from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, 
 from helios.metrics.history import COLUMNS, read_history
 from helios.metrics.trials import GAINS, find_trials, repeated_amounts, sum_by_user
 from helios.model import JOBS
-from helios.report.admin.sacct_format import as_json
+from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.admin.usage import select_jobs
 from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
 from helios.report.advice_table import advice_by_kind
@@ -27,7 +27,7 @@ from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
 WINDOW = timedelta(weeks=4)
-READ = [name for name in COLUMNS if name not in {"node_list", "tres_requested", "gpu_type"}]
+READ = [name for name in COLUMNS if name not in {"node_list", "tres_requested", "gpu_type", "nodes", "eligible_at"}]
 """Columns of ``JOBS`` that advice looks at."""
 USAGE_S = 120.0
 """Longest wait for the accounting, s."""
@@ -85,8 +85,11 @@ class AdviceReport:
             lines += ["", f"{len(self.advice) - len(shown):,} more on fewer hours: --json."]
         return lines
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+    def to_json(self, *, kinds: ReportTable | None = None) -> dict[str, Any]:
+        """Return everything as plain values.
+
+        ``kinds`` is the advice by kind, where it was made before.
+        """
         return {
             "cluster": self.cluster,
             "live": self.live,
@@ -95,7 +98,7 @@ class AdviceReport:
             "to": self.until.isoformat(),
             "jobs": self.jobs,
             "jobs_measured": self.measured,
-            "kinds": as_json(advice_by_kind(self.advice))["rows"],
+            "kinds": as_json(kinds or advice_by_kind(self.advice))["rows"],
             "advice": [one.to_json() for one in self.advice],
             "notes": list(self.notes),
         }

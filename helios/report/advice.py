@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -123,7 +123,8 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        interval = {part.name: getattr(self.interval, part.name) for part in fields(self.interval)}
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {"interval": interval}
 
 
 def limit_advice(jobs: pd.DataFrame) -> list[Advice]:
@@ -192,10 +193,23 @@ def sort_by_hours(advice: list[Advice]) -> list[Advice]:
 
 def with_name_words(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs with a column for the words of their name."""
-    texts = {name: jobs[name].astype("str").fillna("") for name in ("user", "partition", "name")}
-    code, names = pd.factorize(texts["name"])
-    words = np.array([split_words(name) for name in names], dtype=object)
-    return jobs.assign(**texts, words=words[code] if len(words) else texts["name"])
+    texts = {name: _categories(jobs[name]) for name in ("user", "partition", "name")}
+    words, place = np.unique([split_words(name) for name in texts["name"].categories], return_inverse=True)
+    of_job = pd.Categorical.from_codes(place[texts["name"].codes], pd.Index(words, dtype="str"))
+    return jobs.assign(**texts, words=of_job)
+
+
+def _categories(texts: pd.Series[Any]) -> pd.Categorical[str]:
+    """Return texts as sorted categories, which are grouped several times as fast as texts.
+
+    A missing text is empty.
+    """
+    if isinstance(texts.dtype, pd.CategoricalDtype):
+        code, values = texts.cat.codes.to_numpy(), texts.cat.categories
+        if values.is_monotonic_increasing and "" not in values:
+            return pd.Categorical.from_codes(code.astype(np.int64) + 1, pd.Index(["", *values], dtype="str"))
+    code, values = pd.factorize(texts.astype("str").fillna(""), sort=True)
+    return pd.Categorical.from_codes(code, pd.Index(values, dtype="str"))
 
 
 def alike_jobs(

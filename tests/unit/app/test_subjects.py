@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.app.reports import ReportQuery
+from helios.app.reports import ReportQuery, prediction_report
 from helios.app.subjects import SubjectUnknown, node_report, subject_report
 from helios.model import NODE_EVENTS, NODES
 from helios.model.slurm_site import PartitionRules
@@ -66,6 +66,28 @@ def test_a_user_has_use_by_partition_and_size(query: ReportQuery) -> None:
 def test_the_last_jobs_come_newest_first(query: ReportQuery) -> None:
     found = subject_report(query, "user", "alice", by=())
     assert [job["job_id"] for job in found.to_json()["jobs"]] == ["5", "4", "2", "1"]
+
+
+def test_only_the_last_jobs_are_listed(query: ReportQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helios.app.subjects.LAST_JOBS", 3)
+    found = subject_report(query, "user", "alice", by=())
+    assert [job["job_id"] for job in found.to_json()["jobs"]] == ["5", "4", "2"]
+    assert found.tables["jobs"].title == "The last 3 jobs"
+
+
+def test_a_job_that_ran_into_the_window_is_listed_last(query: ReportQuery) -> None:
+    found = subject_report(replace(query, start="2020-06-01T02:00", end="2020-06-01T12:00"), "user", "alice", by=())
+    assert [job["job_id"] for job in found.to_json()["jobs"]] == ["2", "1"]
+
+
+def test_jobs_without_gpus_have_their_size_in_cpus(query: ReportQuery) -> None:
+    found = subject_report(query, "partition", "cpu", by=("user",))
+    assert groups(found, "by_size") == [("5-8", 1)]
+    assert found.tables["by_size"].title == "Use and waits by CPUs of the job"
+
+
+def test_predictions_that_nobody_made_are_of_jobs_that_are_counted(query: ReportQuery) -> None:
+    assert prediction_report(query).empty.startswith("Jobs submitted in this window: 5; none was predicted.")
 
 
 def test_an_account_has_its_users(query: ReportQuery) -> None:
