@@ -13,7 +13,7 @@ import pandas as pd
 
 from helios.app.advise import advise_on
 from helios.app.history import LoadedHistory
-from helios.app.reports import CLOCK_SKEW, ReportContext, ReportQuery, open_context
+from helios.app.reports import CLOCK_SKEW, JobUse, ReportContext, ReportQuery, open_context
 from helios.errors import UsageError
 from helios.model import JOBS, NODES, SIZE_RANGES, size_range
 from helios.model.frames import plain
@@ -23,6 +23,7 @@ from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import held_s, running_at, usage_by, wait_s, waiting_at
 from helios.report.advice_table import advice_by_kind
+from helios.report.job_use import gpu_hours, idle_sentences, with_use
 from helios.units import HOUR_S, best_unit, count_in_words, duration_in_words, in_number, percent
 
 LAST_JOBS = 50
@@ -129,6 +130,7 @@ def subject_report(
     chosen: dict[str, Any] = {NAMES[kind]: (name,)}
     with open_context(replace(query, **chosen)) as context:
         jobs = _jobs(context, context.query.only)
+        used = context.job_use(jobs) if kind == "user" else JobUse()
         nodes = _nodes_of(context, name) if kind == "partition" and not query.hides_others else NODES.empty()
     use = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
     sentences = [*_use_sentences(jobs, use["by_size"], context)]
@@ -137,7 +139,8 @@ def subject_report(
         sentences += _rule_sentences(rules)
     if kind == "user":
         loaded = LoadedHistory(cluster=context.cluster, jobs=jobs, timezone=context.timezone)
-        advice = advise_on(loaded, since=context.since, until=context.until)
+        advice = advise_on(loaded, since=context.since, until=context.until, job_use=used, exempt=query.exempt)
+        sentences += _gpu_sentences(jobs, used, context)
         kinds = advice_by_kind(advice.advice)
         fields = tuple(field for field in kinds.fields if field.column != "users")
         tables["advice"], notes = replace(kinds, title="Advice", fields=fields), (*notes, *advice.notes)
@@ -301,6 +304,15 @@ def _use_sentences(jobs: pd.DataFrame, use: ReportTable, context: ReportContext)
     yield f"At the end {int(waiting.sum()):,} waited and {int(running.sum()):,} ran."
     if not np.isnan(total["failed_share"]):
         yield f"{percent(total['failed_share'], 1)} failed, {percent(total['timeout_share'], 1)} ended at their limit."
+
+
+def _gpu_sentences(jobs: pd.DataFrame, used: JobUse, context: ReportContext) -> Iterator[str]:
+    """Yield how much of the GPUs was used, where any of it was measured."""
+    runs = with_use(jobs[jobs["gpus"] > 0], used.runs)
+    if not runs["is_measured"].any():
+        return
+    held, _ = held_s(runs, since=context.since, until=context.until, now=context.query.now)
+    yield from idle_sentences(gpu_hours(runs, used.gpus, held))
 
 
 def _rule_sentences(rules: PartitionRules) -> Iterator[str]:
