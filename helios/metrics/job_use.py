@@ -50,37 +50,16 @@ def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
     """
     sources = pd.Categorical(use["source"], categories=list(UseSource), ordered=True).codes
     is_broken = (use["quality"] == UseQuality.BROKEN).to_numpy()
-    ordered = use.iloc[np.lexsort([sources, is_broken])].astype({"source": "object", "quality": "object"})
+    # A number for each run: an index of three levels takes ten times as long.
+    numbered = use.assign(run=use.groupby([*RUN], sort=False).ngroup())
+    ordered = numbered.iloc[np.lexsort([sources, is_broken])].astype({"source": "object", "quality": "object"})
     ordered = ordered.astype({"busy_means": "object"})
-    runs = ordered.drop_duplicates([*RUN]).set_index([*RUN]).sort_index()
+    runs = ordered.drop_duplicates("run").set_index("run").sort_index()
     for columns in _GROUPS:
-        known = ordered[ordered[[*columns]].notna().any(axis=1)].drop_duplicates([*RUN]).set_index([*RUN])
+        known = ordered[ordered[[*columns]].notna().any(axis=1)].drop_duplicates("run").set_index("run")
         taken = [*columns, *(("source", "quality") if columns is _OF_GPUS else ())]
         runs.loc[known.index, taken] = known[taken]
-    wanted = pd.MultiIndex.from_frame(use[[*RUN]].drop_duplicates())
-    return JOB_USE.conform(runs.loc[wanted].reset_index())
-
-
-def freed_by_timeout_s(
-    use: pd.DataFrame, run_time_s: NDArray[np.float64], timeout_s: float = IDLE_TIMEOUT_S
-) -> NDArray[np.float64]:
-    """Return the time that ending idle interactive sessions frees at least, s.
-
-    A session ends once it was idle for the time-out; that its user begins another after its longest idle time is
-    allowed for. It is 0 of other runs, and NaN where it is not known whether a run is a session, or when it idled.
-
-    Parameters
-    ----------
-    use : DataFrame
-        Columns of ``JOB_USE``, one row for each run.
-    run_time_s : float64 array of shape (n_runs,)
-    """
-    is_session = use["is_interactive"].to_numpy(dtype=np.float64)
-    # No sample of a busy GPU: idle from begin to end.
-    never_busy = (use["utilization_max"] < IDLE) | (use["idle_share"] >= 1) | (use["utilization"] == 0)
-    idle_s = np.where(never_busy, run_time_s, use["longest_idle_s"].to_numpy(dtype=np.float64))
-    freed = np.clip(np.minimum(idle_s, run_time_s) - timeout_s, 0.0, None)
-    return np.where(is_session == 1, freed, np.where(is_session == 0, 0.0, np.nan))
+    return JOB_USE.conform(runs.reset_index(drop=True))
 
 
 def utilization_class(percent: NDArray[np.float64]) -> NDArray[np.int64]:

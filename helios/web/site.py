@@ -309,6 +309,7 @@ class Site:
             url=self.settings.database.url,
             slurm=self.settings.slurm,
             cluster=self.name(),
+            exempt=self.settings.advice.exempt,
             now=self.clock(),
             start=given.get("from") or None,
             end=given.get("to") or None,
