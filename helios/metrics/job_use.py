@@ -62,6 +62,41 @@ def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
     return JOB_USE.conform(runs.reset_index(drop=True))
 
 
+def use_of_runs(use: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what each run used, a row for each, unknown where it was not measured.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run.
+    runs : DataFrame
+        Columns ``RUN``.
+    """
+    return use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
+
+
+def freed_by_timeout_s(
+    use: pd.DataFrame, run_time_s: NDArray[np.float64], timeout_s: float = IDLE_TIMEOUT_S
+) -> NDArray[np.float64]:
+    """Return the time that ending idle interactive sessions frees at least, s.
+
+    A session ends once it was idle for the time-out; that its user begins another after its longest idle time is
+    allowed for. It is 0 of other runs, and NaN where it is not known whether a run is a session, or when it idled.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run.
+    run_time_s : float64 array of shape (n_runs,)
+    """
+    is_session = use["is_interactive"].to_numpy(dtype=np.float64)
+    # No sample of a busy GPU: idle from begin to end.
+    never_busy = (use["utilization_max"] < IDLE) | (use["idle_share"] >= 1) | (use["utilization"] == 0)
+    idle_s = np.where(never_busy, run_time_s, use["longest_idle_s"].to_numpy(dtype=np.float64))
+    freed = np.clip(np.minimum(idle_s, run_time_s) - timeout_s, 0.0, None)
+    return np.where(is_session == 1, freed, np.where(is_session == 0, 0.0, np.nan))
+
+
 def utilization_class(percent: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the place of each utilization in ``UTILIZATION_CLASSES``.
 
