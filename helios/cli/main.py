@@ -103,7 +103,7 @@ COMMANDS = {name: place for group in GROUPS.values() for name, place in group.it
 
 WING_COMMANDS = {
     "report": ("training.repeated.commands:commands",),
-    "trace": ("study.export.commands:commands",),
+    "trace": ("study.export.commands:commands", "job_use.commands:commands"),
 }
 """Where more subcommands of a command are, in a wing."""
 

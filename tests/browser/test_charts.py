@@ -33,7 +33,7 @@ def drawn(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("name", ["live_site", "venus_site", "cedar_site"])
+@pytest.mark.parametrize("name", ["live_site", "venus_site", pytest.param("cedar_site", marks=pytest.mark.nightly)])
 def test_every_chart_is_drawn(reader: Opener, request: pytest.FixtureRequest, name: str) -> None:
     site: ServedSite = request.getfixturevalue(name)
     page = drawn(reader(site).open("/history"))

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that holds the built wheel; its dependencies are borrowed from the one that runs the tests."""
     folder = tmp_path_factory.mktemp("wheel")
-    words = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    words = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     built = subprocess.run(words, check=False, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     venv.create(folder / "env", with_pip=False)
