@@ -234,7 +234,7 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
 def _forecast_or_why(
     cycles: JobController, snapshot: Snapshot, forecast: Callable[[SlurmSite, pd.DataFrame, float], T]
 ) -> T | StartForecast:
-    """Return a forecast by the rules of Slurm, the history and the widening, or why there is none."""
+    """Return a forecast, or why there is none."""
     from helios.app.start_forecast import stored_widening  # noqa: PLC0415 - it compiles
 
     try:

@@ -297,7 +297,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the span of the history if it is empty, and with what of the window is unknown."""
+        """Return the report with what is unknown of its window."""
         first, last = self.spans
         empty = answer.empty
         if answer.rows.empty and pd.notna(first):

@@ -165,7 +165,7 @@ def subject_report(
 
 
 def nearest_names(name: str, known: Collection[str]) -> str:
-    """Return the known names that one was perhaps meant to be, as a sentence. It is empty where none is near."""
+    """Return a sentence with known names near one, if there are any."""
     by_case = {text.casefold(): text for text in sorted(known)}
     near = [by_case[text] for text in get_close_matches(name.casefold(), by_case, n=MOST_NEAR)]
     return f"Meant perhaps: {', '.join(near)}." if near else ""
