@@ -39,7 +39,7 @@ Of the metrics', 300 are sums of jobs by period, and of the warehouse 550 to kee
 app's, 250 and 300 are a job's life, alike jobs, and answers on one user, account, partition and node. Of control's, 300
 are running jobs that yield, and their rails. What jobs use is 2,500 at most: ``job_use``, 450 of the core, of which
 200 are the report's advice and sentences, and of the study 650, what is held and unused and what sharing GPUs brings.
-Of the warehouse 200 are that use and answers from the sums, and of the app 300 what is known of a record at its ends."""
+Of the warehouse 200 are that use and answers from the sums, of the app 300 what is known of a record at its ends."""
 GROWTH = 0.05
 GOALS = {"core": 46_500, "training": 13_000, "study": 5_500, "job_use": 1_800}
 """Code lines that the core and each wing are to come down to."""
