@@ -116,6 +116,13 @@ def web_origins(text: str) -> str:
     return text
 
 
+def server_address(text: str) -> str:
+    """Return ``text`` if it is empty or the address of a server, without a password."""
+    if text and not re.fullmatch(r"https?://[^/\s@]+(?:/[^\s?#]*)?", text):
+        raise ValueError(f"{text!r} is no address, such as http://prometheus.example.org:9090; no password is in it")
+    return text.rstrip("/")
+
+
 def event_names(text: str) -> str:
     """Return ``text`` if it is names of events by commas."""
     for name in filter(None, (part.strip() for part in text.split(","))):
@@ -270,6 +277,25 @@ class ReportSettings(_Section):
     """Nightly reports kept"""
 
 
+class AdviceSettings(_Section):
+    """Advice on GPUs that jobs held and did not use."""
+
+    exempt_users: str = ""
+    """Users of whose GPUs nothing is said, by commas"""
+    exempt_accounts: str = ""
+    """Accounts of whose GPUs nothing is said, by commas"""
+    exempt_partitions: str = ""
+    """Partitions of whose GPUs nothing is said, by commas"""
+    mail_domain: str = Field(default="", pattern=r"^([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*)?$")
+    """Every night, mail users such advice at USER@ this domain, each at most once a week; empty: nobody"""
+
+    @property
+    def exempt(self) -> dict[str, list[str]]:
+        """Names of which nothing is said, by column of the jobs."""
+        texts = {"user": self.exempt_users, "account": self.exempt_accounts, "partition": self.exempt_partitions}
+        return {kind: [part.strip() for part in text.split(",") if part.strip()] for kind, text in texts.items()}
+
+
 class Notify(_Section):
     """Mails and webhooks about what needs a person."""
 
@@ -317,6 +343,23 @@ class WebSettings(_Section):
     """Further names under which browsers reach the page, by commas"""
     framed_by: Annotated[str, AfterValidator(web_origins)] = ""
     """Sites whose pages may show the card of own jobs (/card) in a frame, by commas: https://ondemand.example.org"""
+
+
+class PrometheusSettings(_Section):
+    """Prometheus, which measures what jobs use."""
+
+    url: Annotated[str, AfterValidator(server_address)] = ""
+    """Address of the server, such as http://prometheus.example.org:9090; empty: none"""
+    dialect: Literal["auto", "jobstats", "jobstats-joined", "slurm-job-exporter", "dcgm"] = "auto"
+    """Exporter whose metrics of GPUs are read; auto: found by itself. jobstats-joined: jobstats' without label jobid"""
+    match: str = ""
+    """Labels of this cluster's series where the server has several clusters: cluster="venus"; empty: all are its"""
+    step_s: int = Field(default=0, ge=0, le=3600)
+    """Time between two samples, s; 0: found by itself"""
+    token_file: Annotated[str, AfterValidator(absolute_folder)] = ""
+    """File with the bearer token that the server wants, which only the user that runs Helios may read; empty: none"""
+    timeout_s: float = Field(default=60, gt=0, le=600)
+    """Longest wait for one answer, s"""
 
 
 class Retention(_Section):
@@ -408,8 +451,10 @@ class Settings(_Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    advice: AdviceSettings = Field(default_factory=AdviceSettings)
     notify: Notify = Field(default_factory=Notify)
     web: WebSettings = Field(default_factory=WebSettings)
+    prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
     retention: Retention = Field(default_factory=Retention)
     power: Power = Field(default_factory=Power)
     energy: Energy = Field(default_factory=Energy)

@@ -239,7 +239,7 @@ class DaemonOperations:
     nodes : callable, optional
         Run one cycle on nodes. None where no service of this process acts on nodes.
     levels : callable
-        Return the values of the last nightly report by name, empty where there was none.
+        Return the values of the last nightly report by name, and those that the wings measure now.
     observe : callable
         Queue the notices that a cycle causes. It neither waits nor fails.
     notify : callable, optional

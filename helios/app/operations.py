@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
+WING_LEVELS = ("helios.job_use.idle_gpus",)
+"""Modules of the wings with ``levels_now``, values for gauges by name."""
 SYNC_LOCK = "sync.lock"
 """File in the state folder that a reading of the accounting locks."""
 OF_STRANGERS = "Users may ask for --time-min=7, and admins write a SiteFactor of 537: docs/safety.md"
@@ -323,10 +326,14 @@ class Operations:
         )
 
     def nightly_levels(self) -> Mapping[str, float]:
-        """Return the values of the last nightly report, by name."""
+        """Return values of the last nightly report and of now, by name."""
+        name = self.cycles.site.name
         with Warehouse.open(self.settings.database.url) as warehouse:
-            text = warehouse.remembered(self.cycles.site.name, NIGHTLY_LEVELS)
-        return dict(json.loads(text)) if text else {}
+            text = warehouse.remembered(name, NIGHTLY_LEVELS)
+        levels = dict(json.loads(text)) if text else {}
+        for module in WING_LEVELS:
+            levels |= import_module(module).levels_now(self.settings, name, self._clock())
+        return levels
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:
         """Revert all changes to jobs, and remove the hook's table.

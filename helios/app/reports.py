@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, is_live, last_weeks
+from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, complete_part, is_live
 from helios.config import SlurmSettings
 from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model import JOBS, size_class
+from helios.model import GPU_USE, JOB_USE, JOBS, size_class
 from helios.report.admin.decisions import (
     MOVED_S,
     SHADOW_LIMITS,
@@ -31,15 +31,18 @@ from helios.report.admin.decisions import (
     replayed_urgencies,
     service_days,
 )
-from helios.report.admin.predictions import prediction_accuracy
+from helios.report.admin.predictions import OF_JOBS, prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
-from helios.warehouse import Warehouse
+from helios.warehouse import JobFilter, Warehouse
+from helios.warehouse.revisions import LIVE_SOURCE
 from helios.warehouse.use import Group, Use, UseQuery
 
 if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
+
+Seconds = NDArray[np.int64]
 
 DEFAULT_LENGTH = timedelta(days=7)
 """Length of a live cluster's window without a start."""
@@ -47,6 +50,7 @@ LONGEST_HELD = timedelta(days=60)
 """Time before a window from which jobs are read. A job submitted earlier that is still in the window is missed."""
 CLOCK_SKEW = timedelta(days=1)
 """Time after a window up to which jobs are read: a recorded start may be before the submission."""
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 WARM_UP = timedelta(days=3)
 """Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 _COLUMNS = [
@@ -79,6 +83,8 @@ class ReportQuery:
         Whether a report says nothing that depends on other users' jobs, such as the span of the history.
     slurm : SlurmSettings
         Where Slurm's commands are, if they are here.
+    exempt : mapping of str to collection of str
+        Users, accounts and partitions of whose GPUs advice says nothing, by column of the jobs.
     """
 
     url: str
@@ -92,11 +98,26 @@ class ReportQuery:
     partitions: Collection[str] = ()
     hides_others: bool = False
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    exempt: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def only(self) -> dict[str, Collection[str]]:
         """Texts that the jobs must have, by column."""
         return {"user": self.users, "account": self.accounts, "partition": self.partitions}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobUse:
+    """What jobs used.
+
+    Attributes
+    ----------
+    runs, gpus : DataFrame
+        Columns of ``JOB_USE`` and of ``GPU_USE``.
+    """
+
+    runs: pd.DataFrame = field(default_factory=JOB_USE.empty)
+    gpus: pd.DataFrame = field(default_factory=GPU_USE.empty)
 
 
 @contextmanager
@@ -114,15 +135,15 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
         row = choose_cluster(warehouse, query.cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
         live = is_live(warehouse, name, slurm=query.slurm, now=query.now)
-        weeks = None if live else last_weeks(warehouse, name)
-        now = query.now if weeks is None else weeks[1]
+        complete = None if live else complete_part(warehouse, name)
+        now = query.now if complete is None else complete[1]
         until = parse_date(query.end or "now", now=now, timezone=timezone, is_end=True)
         if query.start is not None:
             since = parse_date(query.start, now=now, timezone=timezone)
-        elif weeks is None:
+        elif complete is None:
             since = until - query.length
         else:
-            since = weeks[0] if until == now else until - LAST_WEEKS
+            since = max(complete[0], until - LAST_WEEKS) if until == now else until - LAST_WEEKS
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -138,6 +159,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
             since=since,
             until=until,
             spans=(unknown, unknown) if query.hides_others else (row["first_submitted_at"], row["last_submitted_at"]),
+            complete_from=None if complete is None or query.hides_others else complete[0],
         )
 
 
@@ -145,7 +167,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
 class ReportContext:
     """One cluster of an open warehouse, with the query and its window.
 
-    ``query.now`` is the end of a history that is not ``live``.
+    ``query.now`` is the end of a history that is not ``live``. ``complete_from`` is where its complete part begins.
     """
 
     warehouse: Warehouse
@@ -156,36 +178,110 @@ class ReportContext:
     since: datetime
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
+    complete_from: datetime | None
+    _looked_up: dict[str, datetime | None] = field(default_factory=dict, repr=False)
+
+    def known_from(self) -> datetime | None:
+        """Return from when on the jobs of the query are recorded.
+
+        Of a history that is not live it is the begin of its complete part, else the first submission or reading. Where
+        others' jobs are hidden it is the first submission of the query's users. None where there is none.
+        """
+        if self.complete_from is not None:
+            return self.complete_from
+        if "known_from" not in self._looked_up:
+            self._looked_up["known_from"] = self._first_known()
+        return self._looked_up["known_from"]
+
+    def _first_known(self) -> datetime | None:
+        first = self.spans[0]
+        if self.query.hides_others:
+            own = JobFilter(since=EARLIEST, until=self.query.now, only={"user": self.query.users})
+            name = "submitted_at"
+            found = self.warehouse.list_jobs(self.cluster, own, columns=[name], sort=name, first=0, most=1)
+            first = next((jobs[name].min() for jobs in found), first)
+        moments = [moment for moment in (first, self._readings()["started_at"].min()) if pd.notna(moment)]
+        return min(moments).to_pydatetime() if moments else None
+
+    def known_steps(self, begins_s: Seconds, ends_s: Seconds) -> NDArray[np.bool_]:
+        """Return in which steps the jobs of the query are recorded.
+
+        Nothing is known before :meth:`known_from`, of what is to come, and where no reading of a live accounting was.
+
+        Parameters
+        ----------
+        begins_s, ends_s : int64 array of shape (n_steps,)
+            s since the epoch.
+        """
+        known: NDArray[np.bool_] = begins_s < int(self.query.now.timestamp())
+        if (first := self.known_from()) is not None:
+            known &= ends_s > first.timestamp()
+        read = self._readings()
+        if read.empty:
+            return known
+        met = np.zeros(len(known), dtype=np.bool_)
+        for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
+            met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
+        # What was loaded from files before the first reading has no record of its span.
+        known &= met | (begins_s < read["started_at"].min().timestamp())
+        return known
+
+    def _readings(self) -> pd.DataFrame:
+        """Return the readings of a live accounting, none where it is a history alone."""
+        read = self.warehouse.coverage(self.cluster)
+        return read[(read["source"] == LIVE_SOURCE) & self.live]
 
     def jobs(
-        self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        unended_at: datetime | None = None,
+        columns: Sequence[str] = _COLUMNS,
     ) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
         By default that is the window. With ``unended_at``, only those that had not ended before that time.
-        Only the columns that reports use have values.
+        Only ``columns``, by default those that reports use, have values.
         """
-        return self._select(since or self.since, until or self.until, unended_at)
+        return self._select(since or self.since, until or self.until, unended_at, columns)
+
+    def count_jobs(self) -> int:
+        """Return the number of jobs of the query that were submitted in the window."""
+        wanted = JobFilter(since=self.since, until=self.until, only=self.query.only)
+        return self.warehouse.count_jobs(self.cluster, wanted)
 
     def jobs_of_window(self) -> pd.DataFrame:
         """Return the jobs submitted or running in the window.
 
         A few others are among them: those submitted up to ``CLOCK_SKEW`` after it.
         """
-        return self._select(None, self.until + CLOCK_SKEW, self.since)
+        return self._select(None, self.until + CLOCK_SKEW, self.since, _COLUMNS)
 
-    def _select(self, since: datetime | None, until: datetime, unended_at: datetime | None) -> pd.DataFrame:
+    def _select(
+        self, since: datetime | None, until: datetime, unended_at: datetime | None, columns: Sequence[str]
+    ) -> pd.DataFrame:
         jobs = self.warehouse.jobs(
-            self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at, only=self.query.only
+            self.cluster, since=since, until=until, columns=columns, unended_at=unended_at, only=self.query.only
         )
         return JOBS.conform(jobs)
 
-    def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
-        """Return the use by the jobs of the query, by period and group."""
+    def use(self, by: Sequence[Group], edges: Sequence[datetime], *, all_distributions: bool = False) -> list[Use]:
+        """Return the use by the jobs of the query, for each way to group."""
         question = UseQuery(
             by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
         )
         return self.warehouse.use(self.cluster, question)
+
+    def job_use(self, jobs: pd.DataFrame) -> JobUse:
+        """Return what some of the jobs of the query used."""
+        if jobs.empty:
+            return JobUse()
+        first, last = (moment.to_pydatetime() for moment in jobs["submitted_at"].agg(["min", "max"]))
+        until = last + timedelta(seconds=1)
+        read = self.warehouse.job_use, self.warehouse.gpu_use
+        runs, gpus = (one(self.cluster, since=first, until=until, only=self.query.only) for one in read)
+        return JobUse(runs=runs, gpus=gpus)
 
     def has_whole_day(self) -> bool:
         """Return whether the window has a day from midnight to midnight."""
@@ -201,13 +297,21 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the span of the history if it is empty."""
+        """Return the report with what is unknown of its window."""
         first, last = self.spans
-        if not answer.rows.empty or pd.isna(first):
-            return answer
-        return replace(
-            answer, empty=f"{answer.empty} The history spans {self.format_time(first)} to {self.format_time(last)}."
-        )
+        empty = answer.empty
+        if answer.rows.empty and pd.notna(first):
+            empty += f" The history spans {self.format_time(first)} to {self.format_time(last)}."
+        notes = () if answer.rows.empty else tuple(self._unknown_parts())
+        return replace(answer, empty=empty, notes=(*answer.notes, *notes))
+
+    def _unknown_parts(self) -> Iterator[str]:
+        """Yield which part of the window is not recorded."""
+        begin, now = self.known_from(), self.query.now
+        if begin is not None and self.since < begin:
+            yield f"The record is complete from {self.format_time(begin)} on: what was before is not known."
+        if self.until > now and not self.live:
+            yield f"The record ends at {self.format_time(now)}."
 
     @property
     def label(self) -> str:
@@ -282,7 +386,7 @@ def usage_report(
     title = f"Hours held and jobs submitted by {group}"
     with open_context(query) as context:
         if not with_predictions and context.has_whole_day():
-            use = context.use(group, (context.since, context.until), all_distributions=True)
+            (use,) = context.use((group,), (context.since, context.until), all_distributions=True)
             return context.with_coverage(
                 usage_of_sums(group, use, title=context.title(title), timezone=context.timezone)
             )
@@ -321,9 +425,11 @@ def queue_report(query: ReportQuery) -> ReportTable:
             )
             return context.with_coverage(table)
         jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
-        return context.with_coverage(
-            queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone)
+        cuts = [moment for moment in (context.known_from(), context.query.now) if moment is not None]
+        table = queue_over_time(
+            jobs, since=context.since, until=until, title=title, timezone=timezone, cuts=cuts, known=context.known_steps
         )
+        return context.with_coverage(table)
 
 
 def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:
@@ -337,17 +443,22 @@ def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: 
         Longest time before the window at which that run was submitted. None for any time.
     """
     with open_context(query) as context:
-        columns = ["user", "ended_at", "run_time_s"]
+        predictions, submitted = context.predictions(), context.count_jobs()
+        jobs = past = JOBS.empty()
+        if len(predictions):
+            jobs = context.jobs(columns=OF_JOBS)
+            past = context.warehouse.jobs(
+                context.cluster,
+                since=None if looks_back is None else context.since - looks_back,
+                until=context.until,
+                columns=["user", "ended_at", "run_time_s"],
+            )
         return context.with_coverage(
             prediction_accuracy(
-                context.jobs(),
-                predictions=context.predictions(),
-                past=context.warehouse.jobs(
-                    context.cluster,
-                    since=None if looks_back is None else context.since - looks_back,
-                    until=context.until,
-                    columns=columns,
-                ),
+                jobs,
+                predictions=predictions,
+                past=past,
+                submitted=submitted,
                 title=context.title("Predicted and true run times"),
                 by=by,
                 timezone=context.timezone,

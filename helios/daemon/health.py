@@ -83,6 +83,16 @@ ENERGY_LEVELS: Mapping[str, tuple[str, str, float]] = {
     "asleep_node_h": ("helios_node_asleep_seconds", "Node seconds asleep", HOUR_S),
 }
 """Gauges of the energy report of the last fourteen days, likewise."""
+HELD_LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "held_gpus_measured": (
+        "helios_held_gpus_measured",
+        "GPUs that a running job holds alone and that were measured",
+        1,
+    ),
+    "held_gpus_idle": ("helios_held_gpus_idle", "Of these, GPUs without use", 1),
+    "held_gpus_without_process": ("helios_held_gpus_without_process", "Of these, GPUs without a process", 1),
+}
+"""Gauges of the GPUs that are held now, likewise."""
 
 OPENMETRICS = "application/openmetrics-text"
 CACHED_S = 1.0
@@ -335,8 +345,12 @@ class Metrics:
         self._node_cycles = counter("helios_node_cycles", "Cycles taken on nodes: acted, quiet, suspended", ["outcome"])
         self._node_changes = counter("helios_node_changes", "Nodes put to sleep, woken, weighed anew", ["change"])
         self._levels = {
-            level: (gauge(name, f"{what} in the last {days} days, from the nightly report; NaN: not known"), factor)
-            for days, levels in (("seven", LEVELS), ("fourteen", ENERGY_LEVELS))
+            level: (gauge(name, f"{what} in the last {span}; NaN: not known"), factor)
+            for span, levels in (
+                ("seven days, from the nightly report", LEVELS),
+                ("fourteen days, from the nightly report", ENERGY_LEVELS),
+                ("30 minutes, from Prometheus", HELD_LEVELS),
+            )
             for level, (name, what, factor) in levels.items()
         }
         self._nodes = gauge("helios_nodes", "Nodes by what they do, at the last cycle on nodes", ["state"])
@@ -399,7 +413,7 @@ class Metrics:
         self._sleeps.set(0 if spare is None else max(spare.cycles.values(), default=0))
 
     def record_levels(self, levels: Mapping[str, float]) -> None:
-        """Set the gauges of the last nightly report."""
+        """Set the gauges of the last nightly report, and of what is held now."""
         for level, (gauge, factor) in self._levels.items():
             gauge.set(levels.get(level, float("nan")) * factor)
 

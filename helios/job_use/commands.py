@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument
 
-from helios.cli.options import AsJson, Cluster, configuration, named_timezone
+from helios.cli.options import AsJson, Cluster, configuration, named_timezone, select_cluster
 from helios.cli.output import print_result, progress_bars
 from helios.cli.trace import Columns, Timezone
 
@@ -17,7 +19,10 @@ commands = typer.Typer()
 
 @commands.command("use", epilog="Example: helios trace use use.txt --cluster venus")
 def use(
-    file: Annotated[Path, Argument(help="Output of sacct, SQL dump of jobstats' database, or table of a map.")],
+    file: Annotated[
+        Path | None,
+        Argument(help="Output of sacct, SQL dump of jobstats' database, or table of a map. Default: ask Prometheus."),
+    ] = None,
     columns: Columns = None,
     cluster: Cluster = None,
     timezone: Timezone = None,
@@ -35,23 +40,35 @@ def use(
     gpu_memory_peak_mib, gpu_memory_total_mib, power_w, energy_j, busy_means, samples, covered_s, gpus_measured,
     utilization_later, cpu_s, memory_peak_mib, memory_limit_mib, is_mig, is_shared, is_interactive, quality.
 
-    A job that is not loaded is counted and named. Loading a file again changes nothing.
+    Without a file, setting prometheus.url is asked, for each ended job once, the last submitted first, back to the
+    oldest samples. Exporters of jobstats, slurm-job-exporter and DCGM's with its mapping of jobs are known. Where
+    nothing is found, helios doctor says which label is missing.
+
+    A job that is not loaded is counted and named. Loading again changes nothing.
     """
     from helios.app.clusters import choose_cluster  # noqa: PLC0415 - pandas; no help needs it
-    from helios.job_use.files import load_use  # noqa: PLC0415 - as above
     from helios.warehouse import Warehouse  # noqa: PLC0415 - as above
 
-    settings = configuration()
-    url = settings.settings.database.url
-    with Warehouse.open(url) as warehouse:
-        name = choose_cluster(warehouse, cluster or settings.settings.database.cluster or None)["name"]
+    loaded = configuration()
+    settings = loaded.settings
+    with Warehouse.open(settings.database.url) as warehouse:
+        name = str(choose_cluster(warehouse, select_cluster(cluster))["name"])
+    if file is None:
+        from helios.job_use.fetch import fetch  # noqa: PLC0415 - as above
+
+        with progress_bars() as progress:
+            found = fetch(settings, name, datetime.now(UTC), progress=progress)
+        print_result({"cluster": name, **asdict(found)}, found.line(), as_json=as_json)
+        return
+    from helios.job_use.files import load_use  # noqa: PLC0415 - as above
+
     with progress_bars() as progress:
         counts = load_use(
             file,
-            url=url,
+            url=settings.database.url,
             cluster=name,
             columns=columns,
-            timezone=named_timezone(timezone, settings),
+            timezone=named_timezone(timezone, loaded),
             progress=progress,
         )
     print_result({"cluster": name, **counts.to_json()}, *counts.lines(), as_json=as_json)

@@ -10,15 +10,23 @@ import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
 
-from helios.model import GPU_USE, JOB_USE, JOBS, FrameKind
+from helios.model import GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
-from helios.warehouse.columns import frame_of, known_numbers, stored_column, stored_frame
+from helios.warehouse.columns import (
+    StringTable,
+    frame_of,
+    known_numbers,
+    stored_column,
+    stored_frame,
+    stored_time,
+)
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import between, select_columns
 
 _RUN = ("cluster_id", "submitted_at", "job_id", "restart")
+RUN_COLUMNS = ("submitted_at", "job_id", "restart", "started_at", "ended_at", "gpus", "node_list")
 
 
 class JobUseStore:
@@ -114,6 +122,39 @@ class JobUseStore:
             Columns of ``GPU_USE``.
         """
         return self._use(schema.gpu_use, GPU_USE, cluster, since=since, until=until, only=only)
+
+    def runs_without_use(
+        self, cluster: str, source: UseSource, *, since: datetime, until: datetime, before: datetime, most: int
+    ) -> pd.DataFrame:
+        """Return ended runs of which a source has said nothing.
+
+        Parameters
+        ----------
+        since, until : datetime
+            They ended in [since, until).
+        before : datetime
+            They were submitted before this time.
+        most : int
+            Number of runs, those submitted last.
+
+        Returns
+        -------
+        DataFrame
+            ``RUN_COLUMNS`` of ``JOBS``, the last submitted first.
+        """
+        jobs, use = schema.jobs.c, schema.job_use.c
+        said = sa.and_(*(jobs[name] == use[name] for name in _RUN), use.source == sa.literal_column(f"'{source}'"))
+        with reading(self._engine) as connection:
+            query = select_columns(schema.jobs, find_cluster_id(connection, cluster), RUN_COLUMNS)
+            query = between(query, jobs.submitted_at, None, before).where(
+                jobs.ended_at >= stored_time(since),
+                jobs.ended_at < stored_time(until),
+                jobs.started_at < jobs.ended_at,
+                ~sa.exists().where(said),
+            )
+            query = query.order_by(*(jobs[name].desc() for name in _RUN)).limit(most)
+            types = {name: JOBS.by_name[name].dtype for name in RUN_COLUMNS}
+            return frame_of(self._bulk.select(connection, query), types, StringTable(connection, self._bulk))
 
     def _use(
         self,

@@ -13,6 +13,7 @@ import pytest
 from helios.errors import FrameInvalid
 from helios.metrics.job_use import memory_class, one_row_a_run, utilization_class
 from helios.model import GPU_USE, JOB_USE
+from helios.model.job_use import UseSource
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -77,6 +78,26 @@ def test_runs_of_jobs_are_found_by_submission_and_id(warehouse: Warehouse) -> No
     found = warehouse.runs_of("venus", wanted[["submitted_at", "job_id"]])
     assert sorted(zip(found["job_id"], found["restart"], strict=True)) == [("1", 0), ("1", 1)]
     assert found["started_at"].notna().all()
+
+
+def test_runs_of_which_a_source_has_said_nothing_are_found(warehouse: Warehouse) -> None:
+    hour = timedelta(hours=1)
+    rows = [
+        a_job(job_id=name, submitted_at=NOON, started_at=NOON + hour, ended_at=NOON + hour * hours, node_list="g[1-2]")
+        for name, hours in (("1", 2), ("2", 3), ("3", 9), ("4", 1))
+    ]
+    rows += [a_job(job_id="5", submitted_at=NOON + hour, started_at=NOON + hour, ended_at=None, run_time_s=None)]
+    warehouse.load([a_batch(*rows)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
+    warehouse.add_job_use("venus", use_frame(use("1", source="prometheus"), use("2", source="jobstats")), NO_GPUS)
+
+    def left(**bounds: datetime) -> list[str]:
+        usual = {"since": NOON, "until": NOON + hour * 10, "before": NOON + hour * 10}
+        return [*warehouse.runs_without_use("venus", UseSource.PROMETHEUS, **(usual | bounds), most=9)["job_id"]]
+
+    assert left() == ["3", "2"]
+    assert left(until=NOON + hour * 9) == ["2"]
+    assert left(since=NOON + hour * 4) == ["3"]
+    assert left(before=NOON) == []
 
 
 def test_use_without_a_quality_is_refused(warehouse: Warehouse) -> None:

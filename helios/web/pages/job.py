@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pandas as pd
 
+from helios.app.clusters import NOT_LIVE
 from helios.app.explain_past import ID_USED_BEFORE
 from helios.model.nodes import expand_valid
 from helios.report.admin.decisions import decision_rows
 from helios.report.html import PageSection, TableCells
 from helios.report.job import JobExplanation
+from helios.report.job_use import SOURCES
 from helios.units import count_in_words, duration, write_count
 from helios.web.page import Page, Reader, Section
 from helios.web.site import Site
@@ -29,12 +31,18 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
         found = replace(found, rests_on="", held_by=(), remarks=remarks, target=())
+    # The table of its life has each run, and the page says itself that it is a history.
+    told = {
+        *(list(found.runs.lines())[1:] if found.runs else ()),
+        *(text for text in found.remarks if NOT_LIVE in text),
+    }
     decided = decision_rows(found.decisions, title="What Helios decided")
     sections = [
-        PageSection(sentences=found.lines()),
+        PageSection(sentences=[line for line in found.lines() if line not in told]),
         PageSection(title="The job", tables=[_request(found)]),
         _life(found),
         _predictions(found),
+        *([PageSection(title="What it used", tables=[_gpus(found)])] if len(found.gpu_use) else []),
         PageSection(title="Nodes", tables=[_nodes(found)]),
     ]
     if len(decided.rows):
@@ -84,6 +92,26 @@ def _predictions(found: JobExplanation) -> PageSection:
     notes = [f"{count_in_words(left_out, 'earlier one')} in JSON."] if left_out > 0 else []
     table = TableCells(header=[(name, name in (names[0], names[-1])) for name in names], rows=rows)
     return PageSection(title="Its run time as it was predicted", tables=[table], notes=notes)
+
+
+def _gpus(found: JobExplanation) -> TableCells:
+    """Return what each of its GPUs did, the first of many."""
+    header = ("Node", "GPU", "Run", "Measured by", "Busy, %", "Idle at most", "Memory, GiB")
+    rows = [
+        (
+            *(str(row[name]) for name in ("node", "gpu", "restart")),
+            SOURCES[row["source"]],
+            _number(row["utilization"]),
+            _length(row["longest_idle_s"]),
+            _number(row["gpu_memory_peak_mib"] / 1024),
+        )
+        for row in found.gpu_use.head(MOST_NODES).to_dict("records")
+    ]
+    return TableCells(header=[(name, name in {"Node", "GPU", "Measured by"}) for name in header], rows=rows)
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.1f}"
 
 
 def _nodes(found: JobExplanation) -> TableCells:

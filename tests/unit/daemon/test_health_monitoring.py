@@ -89,6 +89,7 @@ FIRES_AT = {
     "HeliosBreakerIsOpen": ('helios_breaker_state{domain="jobs",state="open"}', "1x5500"),
     "HeliosWritesDoNotHold": ('helios_decisions_total{result="mismatch"}', "0+1x5500"),
     "HeliosNodesFailToWake": ("helios_nodes_quarantined", "1x5500"),
+    "HeliosGpusHeldIdle": ("helios_held_gpus_idle", "11x5500"),
 }
 """A series at which each alert fires, a value each minute."""
 WELL = {
@@ -103,6 +104,8 @@ WELL = {
     'helios_decisions_total{result="mismatch"}': "3x5500",
     "helios_nodes_quarantined": "0x5500",
     "helios_protected": "0x5500",
+    "helios_held_gpus_measured": "100x5500",
+    "helios_held_gpus_idle": "10x5500",
 }
 
 
