@@ -41,6 +41,7 @@ GROUPS = {
     "tests/live/test_release_nodes.py": "power",
     "tests/live/test_nodes_pyslurm.py": "pyslurm",
     "tests/contract/test_grants.py": "postgres",
+    "tests/contract/test_migrations.py::test_grants": "postgres",
     "tests/browser/": "browser",
     "tests/story/test_forecast.py::test_a_published_series": "real traces",
 }

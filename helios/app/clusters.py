@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.config import Settings, SlurmSettings
 from helios.errors import HeliosError, NoSuchCluster
-from helios.metrics.window import RECORD_COLUMNS, record_window
+from helios.metrics.window import FEWEST_JOBS, RECORD_COLUMNS, RecordWindow, record_window
 from helios.slurm.accounting import Accounting
 from helios.slurm.shell import Shell
 from helios.warehouse import Warehouse
@@ -26,7 +26,7 @@ LAST_WEEKS = timedelta(weeks=4)
 """Length of a history's window without a start."""
 MOST_HISTORIES = 16
 """Histories of which the last weeks are kept."""
-_last_weeks: dict[tuple[Any, ...], tuple[datetime, datetime] | None] = {}
+_complete: dict[tuple[Any, ...], tuple[datetime, datetime] | None] = {}
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
@@ -122,13 +122,35 @@ def has_slurm(slurm: SlurmSettings) -> bool:
 def last_weeks(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the last weeks of the complete part of a history.
 
-    None without any job. It looks at every job, so a process keeps what it found until something is loaded.
+    None without any job.
+    """
+    part = complete_part(warehouse, cluster)
+    return None if part is None else (max(part[0], part[1] - LAST_WEEKS), part[1])
+
+
+def complete_part(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
+    """Return the part of a history in which its record is complete.
+
+    None without any job. A record too short to tell its usual rate of submissions lasts until the last thing that is
+    known of its jobs. It looks at every job, so a process keeps what it found until something is loaded.
     """
     edition, asked, clusters = warehouse.edition(cluster)[0], live_window(warehouse, cluster), warehouse.clusters()
     loaded = (warehouse.url, edition, asked, *clusters[clusters["name"] == cluster].to_numpy()[0])
-    if loaded not in _last_weeks:
-        record = record_window(warehouse.jobs(cluster, columns=list(RECORD_COLUMNS)), asked=asked)
-        if len(_last_weeks) >= MOST_HISTORIES:
-            _last_weeks.clear()
-        _last_weeks[loaded] = None if record is None else (max(record.begin, record.end - LAST_WEEKS), record.end)
-    return _last_weeks[loaded]
+    if loaded not in _complete:
+        jobs = warehouse.jobs(cluster, columns=list(RECORD_COLUMNS))
+        record = record_window(jobs, asked=asked)
+        if len(_complete) >= MOST_HISTORIES:
+            _complete.clear()
+        _complete[loaded] = None if record is None else (record.begin, _end_of(record, jobs))
+    return _complete[loaded]
+
+
+def _end_of(record: RecordWindow, jobs: pd.DataFrame) -> datetime:
+    """Return the end of the complete part of a record."""
+    is_short = len(jobs) < FEWEST_JOBS or record.end - record.begin < timedelta(days=1)
+    last = jobs[["started_at", "ended_at"]].max().max()
+    if record.source == "asked" or not is_short or pd.isna(last):
+        return record.end
+    # An end long after all submissions is a clock that was wrong.
+    known: datetime = last.to_pydatetime() + timedelta(seconds=1)
+    return min(max(record.end, known), record.end + LAST_WEEKS)

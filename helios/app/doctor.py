@@ -42,8 +42,11 @@ from helios.errors import HeliosError, HookTableInvalid, NoSuchCluster
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table, why_unsafe
 from helios.slurm.preflight import HOOK, FindingLevel, PreflightFinding
+from helios.units import count_in_words
 from helios.warehouse import Warehouse, check_folder, sqlite_file
 
+CHECKED_DAYS = 2
+"""Days whose kept sums are compared with their jobs: a day of a large cluster takes a tenth of a second."""
 WING_CHECKS = ("helios.job_use.checks:check_prometheus",)
 """More checks, in the wings, given settings, cluster and time."""
 
@@ -68,6 +71,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: _warehouse(settings),
         lambda: check_history(settings, name, now),
         lambda: _old_rows(settings, name),
+        lambda: _sums(settings, name),
         lambda: check_model(settings, name, now),
         lambda: check_modes(settings, name),
         lambda: check_daemon(settings, now),
@@ -230,6 +234,23 @@ def _old_rows(settings: Settings, name: str) -> Iterator[PreflightFinding]:
             return
     if messages:
         yield make_finding("old rows", WARN, f"read wrongly by an older Helios: {'; '.join(messages)}", hint)
+
+
+def _sums(settings: Settings, name: str) -> Iterator[PreflightFinding]:
+    """Report whether the kept sums of random days are those of their jobs."""
+    with Warehouse.open(settings.database.url) as warehouse:
+        try:
+            looked_at, wrong = warehouse.wrong_days(name, days=CHECKED_DAYS)
+        except NoSuchCluster:
+            return
+    if wrong:
+        days = ", ".join(f"{day:%Y-%m-%d %H:%M}" for day in wrong)
+        message = f"kept sums of the days from {days} UTC are not those of their jobs: reports of use are wrong"
+        yield make_finding("sums", FAIL, message, "Make them anew: helios db upgrade --sums")
+    elif looked_at:
+        yield make_finding(
+            "sums", OK, f"those of {count_in_words(len(looked_at), 'random day')} are those of their jobs"
+        )
 
 
 def _intervals(settings: Settings) -> Iterator[PreflightFinding]:

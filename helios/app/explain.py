@@ -6,10 +6,10 @@ They use the live queue, the history and the audit log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -44,14 +44,13 @@ from helios.model import (
     Mode,
     Snapshot,
 )
+from helios.model.slurm_site import SlurmSite
 from helios.report.job import JobExplanation, JobRuns, StartForecast, places
 from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
 
-if TYPE_CHECKING:  # numba and LightGBM take a while
-    pass
-
+T = TypeVar("T")
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
@@ -200,17 +199,46 @@ def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: 
     return JobRuns.of(pd.concat(runs, ignore_index=True), now=now)
 
 
+def starts_of(cycles: JobController, snapshot: Snapshot, jobs: pd.DataFrame) -> list[StartForecast]:
+    """Return when some pending jobs start, or why that is not forecast.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    jobs : DataFrame
+        Rows of ``snapshot.pending``.
+    """
+    from helios.app.start_forecast import forecast_starts  # noqa: PLC0415 - it compiles
+
+    def forecast(site: SlurmSite, history: pd.DataFrame, wider: float) -> list[StartForecast]:
+        return forecast_starts(snapshot, site, history, jobs, wider=wider)
+
+    found = _forecast_or_why(cycles, snapshot, forecast)
+    return [found] * len(jobs) if isinstance(found, StartForecast) else found
+
+
 def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
     """Return when a pending job starts, or why that is not forecast."""
-    from helios.app.start_forecast import forecast_start, stored_widening  # noqa: PLC0415 - it compiles
+    from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - it compiles
+
+    def forecast(site: SlurmSite, history: pd.DataFrame, wider: float) -> StartForecast:
+        return forecast_start(snapshot, site, history, job, task=job_id.partition("_")[2], wider=wider)
+
+    return _forecast_or_why(cycles, snapshot, forecast)
+
+
+def _forecast_or_why(
+    cycles: JobController, snapshot: Snapshot, forecast: Callable[[SlurmSite, pd.DataFrame, float], T]
+) -> T | StartForecast:
+    """Return a forecast by the rules of Slurm, the history and the widening, or why there is none."""
+    from helios.app.start_forecast import stored_widening  # noqa: PLC0415 - it compiles
 
     try:
-        site = cycles.site.rules()
-        history = cycles.predictions.knowledge.history
-        task = job_id.partition("_")[2]
+        site, history = cycles.site.rules(), cycles.predictions.knowledge.history
         with Warehouse.open(cycles.settings.database.url) as warehouse:
             wider = stored_widening(warehouse, cycles.site.name, snapshot.taken_at)
-        return forecast_start(snapshot, site, history, job, task=task, wider=wider)
+        return forecast(site, history, wider)
     except HeliosError as reason:
         problem = reason.message[:1].lower() + reason.message[1:].rstrip(".")
     except Exception as reason:  # all the rest of the answer must not be lost with the forecast
@@ -385,9 +413,10 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
         since = f"{row['written_at']:%m-%d %H:%M} UTC"
         what = f"{row['setting']} {row['value']}{own}{shadow}"
         yield f"Since {since} stands what service {row['service']} {verb}: {what}."
-    cycles = len(memory.slept.get(node, ()))
-    times = "once" if cycles == 1 else f"{cycles} times"
-    yield f"Helios put it to sleep {times if cycles else 'not once'} in the last 24 hours."
+    if cycles := len(memory.slept.get(node, ())):
+        yield f"Helios put it to sleep {'once' if cycles == 1 else f'{cycles} times'} in the last 24 hours."
+    else:
+        yield "Helios did not put it to sleep in the last 24 hours."
 
 
 def _applied_changes(cycles: NodeController) -> pd.DataFrame:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, is_live, last_weeks
+from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, complete_part, is_live
 from helios.config import SlurmSettings
 from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
@@ -35,11 +35,14 @@ from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
-from helios.warehouse import Warehouse
+from helios.warehouse import JobFilter, Warehouse
+from helios.warehouse.revisions import LIVE_SOURCE
 from helios.warehouse.use import Group, Use, UseQuery
 
 if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
+
+Seconds = NDArray[np.int64]
 
 DEFAULT_LENGTH = timedelta(days=7)
 """Length of a live cluster's window without a start."""
@@ -47,6 +50,7 @@ LONGEST_HELD = timedelta(days=60)
 """Time before a window from which jobs are read. A job submitted earlier that is still in the window is missed."""
 CLOCK_SKEW = timedelta(days=1)
 """Time after a window up to which jobs are read: a recorded start may be before the submission."""
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 WARM_UP = timedelta(days=3)
 """Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 _COLUMNS = [
@@ -114,15 +118,15 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
         row = choose_cluster(warehouse, query.cluster)
         name, timezone = str(row["name"]), str(row["timezone"] or "UTC")
         live = is_live(warehouse, name, slurm=query.slurm, now=query.now)
-        weeks = None if live else last_weeks(warehouse, name)
-        now = query.now if weeks is None else weeks[1]
+        complete = None if live else complete_part(warehouse, name)
+        now = query.now if complete is None else complete[1]
         until = parse_date(query.end or "now", now=now, timezone=timezone, is_end=True)
         if query.start is not None:
             since = parse_date(query.start, now=now, timezone=timezone)
-        elif weeks is None:
+        elif complete is None:
             since = until - query.length
         else:
-            since = weeks[0] if until == now else until - LAST_WEEKS
+            since = max(complete[0], until - LAST_WEEKS) if until == now else until - LAST_WEEKS
         if since >= until:
             raise UsageError(
                 f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
@@ -138,6 +142,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
             since=since,
             until=until,
             spans=(unknown, unknown) if query.hides_others else (row["first_submitted_at"], row["last_submitted_at"]),
+            complete_from=None if complete is None or query.hides_others else complete[0],
         )
 
 
@@ -145,7 +150,7 @@ def open_context(query: ReportQuery) -> Iterator[ReportContext]:
 class ReportContext:
     """One cluster of an open warehouse, with the query and its window.
 
-    ``query.now`` is the end of a history that is not ``live``.
+    ``query.now`` is the end of a history that is not ``live``. ``complete_from`` is where its complete part begins.
     """
 
     warehouse: Warehouse
@@ -156,6 +161,58 @@ class ReportContext:
     since: datetime
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
+    complete_from: datetime | None
+    _looked_up: dict[str, datetime | None] = field(default_factory=dict, repr=False)
+
+    def known_from(self) -> datetime | None:
+        """Return from when on the jobs of the query are recorded.
+
+        Of a history that is not live it is the begin of its complete part, else the first submission or reading. Where
+        others' jobs are hidden it is the first submission of the query's users. None where there is none.
+        """
+        if self.complete_from is not None:
+            return self.complete_from
+        if "known_from" not in self._looked_up:
+            self._looked_up["known_from"] = self._first_known()
+        return self._looked_up["known_from"]
+
+    def _first_known(self) -> datetime | None:
+        first = self.spans[0]
+        if self.query.hides_others:
+            own = JobFilter(since=EARLIEST, until=self.query.now, only={"user": self.query.users})
+            name = "submitted_at"
+            found = self.warehouse.list_jobs(self.cluster, own, columns=[name], sort=name, first=0, most=1)
+            first = next((jobs[name].min() for jobs in found), first)
+        moments = [moment for moment in (first, self._readings()["started_at"].min()) if pd.notna(moment)]
+        return min(moments).to_pydatetime() if moments else None
+
+    def known_steps(self, begins_s: Seconds, ends_s: Seconds) -> NDArray[np.bool_]:
+        """Return in which steps the jobs of the query are recorded.
+
+        Nothing is known before :meth:`known_from`, of what is to come, and where no reading of a live accounting was.
+
+        Parameters
+        ----------
+        begins_s, ends_s : int64 array of shape (n_steps,)
+            s since the epoch.
+        """
+        known: NDArray[np.bool_] = begins_s < int(self.query.now.timestamp())
+        if (first := self.known_from()) is not None:
+            known &= ends_s > first.timestamp()
+        read = self._readings()
+        if read.empty:
+            return known
+        met = np.zeros(len(known), dtype=np.bool_)
+        for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
+            met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
+        # What was loaded from files before the first reading has no record of its span.
+        known &= met | (begins_s < read["started_at"].min().timestamp())
+        return known
+
+    def _readings(self) -> pd.DataFrame:
+        """Return the readings of a live accounting, none where it is a history alone."""
+        read = self.warehouse.coverage(self.cluster)
+        return read[(read["source"] == LIVE_SOURCE) & self.live]
 
     def jobs(
         self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
@@ -201,13 +258,21 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the span of the history if it is empty."""
+        """Return the report, with the span of the history if it is empty, and with what of the window is unknown."""
         first, last = self.spans
-        if not answer.rows.empty or pd.isna(first):
-            return answer
-        return replace(
-            answer, empty=f"{answer.empty} The history spans {self.format_time(first)} to {self.format_time(last)}."
-        )
+        empty = answer.empty
+        if answer.rows.empty and pd.notna(first):
+            empty += f" The history spans {self.format_time(first)} to {self.format_time(last)}."
+        notes = () if answer.rows.empty else tuple(self._unknown_parts())
+        return replace(answer, empty=empty, notes=(*answer.notes, *notes))
+
+    def _unknown_parts(self) -> Iterator[str]:
+        """Yield which part of the window is not recorded."""
+        begin, now = self.known_from(), self.query.now
+        if begin is not None and self.since < begin:
+            yield f"The record is complete from {self.format_time(begin)} on: what was before is not known."
+        if self.until > now and not self.live:
+            yield f"The record ends at {self.format_time(now)}."
 
     @property
     def label(self) -> str:
@@ -321,9 +386,11 @@ def queue_report(query: ReportQuery) -> ReportTable:
             )
             return context.with_coverage(table)
         jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
-        return context.with_coverage(
-            queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone)
+        cuts = [moment for moment in (context.known_from(), context.query.now) if moment is not None]
+        table = queue_over_time(
+            jobs, since=context.since, until=until, title=title, timezone=timezone, cuts=cuts, known=context.known_steps
         )
+        return context.with_coverage(table)
 
 
 def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: timedelta | None = None) -> ReportTable:

@@ -74,7 +74,7 @@ def series(
         By default it follows from the length of the window.
     """
     since, until = since or context.since, until or context.until
-    step = step or _step_of(until - since)
+    step = step or step_of(until - since)
     edges = _edges(since, until, step=step, timezone=context.timezone)
     use = context.use(by, edges)
     sums, (named, place) = use.sums, _largest(use.sums, use.names)
@@ -102,7 +102,8 @@ def series(
     return SeriesFrame(rows=rows, step=step, until=until, timezone=context.timezone)
 
 
-def _step_of(length: timedelta) -> Step:
+def step_of(length: timedelta) -> Step:
+    """Return the step of a window of this length."""
     return "month" if length > LONGEST_BY_DAY else "day" if length >= LONGEST_BY_HOUR else "hour"
 
 

@@ -63,6 +63,7 @@ FITS = 0.95
 _NEVER_STARTS = ("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "PartitionDown", "JobHeld")
 _CLOSED_STATES = ("DOWN", "ERROR", "FUTURE", "UNKNOWN")
 _CLOSED_FLAGS = ("DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "RESERVED")
+NOT_SIMULATED = "it is not simulated"
 RUNNING, PENDING, FUTURE = 0, 1, 2
 _REQUEST_COLUMNS = [
     "job_id", "restart", "array_job_id", "array_task_id", "user", "account", "qos", "partition", "submitted_at",
@@ -316,36 +317,87 @@ def forecast_start(
     wider : float
         Factor by which intervals are widened.
     """
-    now = snapshot.taken_at.replace(microsecond=0)
-    empty = StartForecast(taken_at=now, horizon_at=now + timedelta(seconds=HORIZONS_S[-1]), not_simulated=site.notes)
-    if problem := never_starts(job):
-        return replace(empty, problem=problem)
-    partitions = {rules.name for rules in site.partitions}
-    if not partitions & set(str(job["partition"]).split(",")):
-        return replace(empty, problem=f"the configuration of the cluster has no partition {job['partition']}")
+    empty = _no_forecast(snapshot, site, job)
+    if empty.problem:
+        return empty
     queue = QueueForecast(snapshot, site, history)
     position = queue.position(str(job["job_id"]), task if job["tasks"] > 1 else "")
     if position is None:
-        return replace(empty, problem="this task is far down its array" if task else "it is not simulated")
+        return replace(empty, problem="this task is far down its array" if task else NOT_SIMULATED)
     draws = queue.starts([position])
-    if np.isinf(draws.started_s).all():
+    found = _forecast_of(empty, queue, job, draws.started_s[:, 0], draws.ended_s[:, 0], wider=wider)
+    if found.problem:
+        return found
+    fitting_s = math.nan if found.by_limits else fitting_limit_s(job)
+    waits_s = draws.started_s[:, 0] - queue.now_s
+    earlier = _earlier(queue, position, job, waits_s=waits_s, fitting_s=fitting_s, now=found.taken_at)
+    return replace(found, fitting_limit_s=fitting_s, earlier=tuple(earlier))
+
+
+def forecast_starts(
+    snapshot: Snapshot, site: SlurmSite, history: pd.DataFrame, jobs: pd.DataFrame, *, wider: float = WIDER
+) -> list[StartForecast]:
+    """Forecast when several pending jobs start, by the same simulations.
+
+    No changes of their requests are tried.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Rows of ``snapshot.pending``. Of an array the first task is forecast.
+
+    Others are as in :func:`forecast_start`.
+    """
+    rows = [row for _, row in jobs.iterrows()]
+    found = [_no_forecast(snapshot, site, job) for job in rows]
+    if all(forecast.problem for forecast in found):
+        return found
+    queue = QueueForecast(snapshot, site, history)
+    positions = [
+        None if forecast.problem else queue.position(str(job["job_id"]))
+        for forecast, job in zip(found, rows, strict=True)
+    ]
+    simulated = [position for position in positions if position is not None]
+    draws = queue.starts(simulated) if simulated else None
+    for place, (position, job) in enumerate(zip(positions, rows, strict=True)):
+        if draws is not None and position is not None:
+            column = simulated.index(position)
+            times_s = draws.started_s[:, column], draws.ended_s[:, column]
+            found[place] = _forecast_of(found[place], queue, job, *times_s, wider=wider)
+        elif not found[place].problem:
+            found[place] = replace(found[place], problem=NOT_SIMULATED)
+    return found
+
+
+def _no_forecast(snapshot: Snapshot, site: SlurmSite, job: pd.Series[Any]) -> StartForecast:
+    """Return a forecast without times, with the reason if the job is not to be simulated."""
+    now, problem = snapshot.taken_at.replace(microsecond=0), never_starts(job)
+    if not problem and not {rules.name for rules in site.partitions} & set(str(job["partition"]).split(",")):
+        problem = f"the configuration of the cluster has no partition {job['partition']}"
+    horizon_at = now + timedelta(seconds=HORIZONS_S[-1])
+    return StartForecast(taken_at=now, horizon_at=horizon_at, not_simulated=site.notes, problem=problem)
+
+
+def _forecast_of(
+    empty: StartForecast, queue: QueueForecast, job: pd.Series[Any], started_s: Floats, ended_s: Floats, *, wider: float
+) -> StartForecast:
+    """Return the forecast of one job from its starts and ends in all simulations."""
+    if np.isinf(started_s).all():
         blocked = "in no simulation it starts within a week: are its nodes down, or are there too few for it"
-        return replace(empty, draws=len(draws.started_s), problem=blocked)
-    waits_s, ends_s = draws.started_s[:, 0] - queue.now_s, draws.ended_s[:, 0] - queue.now_s
-    raw_s, raw_ends_s = wait_quantiles(waits_s), wait_quantiles(ends_s)
+        return replace(empty, draws=len(started_s), problem=blocked)
+    raw_s, raw_ends_s = wait_quantiles(started_s - queue.now_s), wait_quantiles(ended_s - queue.now_s)
     calibrated_s = calibrate(raw_s, wider=wider)
     shift_s = np.where(np.isfinite(raw_s), calibrated_s - np.where(np.isfinite(raw_s), raw_s, 0.0), 0.0)
     moments = [
-        now + timedelta(seconds=round(float(after_s))) if np.isfinite(after_s) else None
+        empty.taken_at + timedelta(seconds=round(float(after_s))) if np.isfinite(after_s) else None
         for after_s in (*calibrated_s, *(raw_ends_s + shift_s))
     ]
     by_limits = queue.by_limits or bool(np.isnan(job["p50_s"]))
-    fitting_s = math.nan if by_limits else fitting_limit_s(job)
     limit_note = ("It rests on time limits, because too little has ended to predict run times.",) if by_limits else ()
     p10_at, p50_at, p90_at, end_p10_at, end_p50_at, end_p90_at = moments
     return replace(
         empty,
-        draws=len(waits_s),
+        draws=len(started_s),
         p10_at=p10_at,
         p50_at=p50_at,
         p90_at=p90_at,
@@ -353,8 +405,6 @@ def forecast_start(
         end_p50_at=end_p50_at,
         end_p90_at=end_p90_at,
         by_limits=by_limits,
-        fitting_limit_s=fitting_s,
-        earlier=tuple(_earlier(queue, position, job, waits_s=waits_s, fitting_s=fitting_s, now=now)),
         notes=(*limit_note, *queue.notes),
     )
 

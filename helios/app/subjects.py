@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ EVENT_FIELDS = declare_fields(
     ("End", "ended_at", FieldKind.MOMENT, 19, "End; empty where it lasts"),
     ("Reason", "reason", FieldKind.TEXT, 40, "Reason that was given"),
 )
+MOST_NEAR = 3
+"""Most names that are proposed for an unknown one."""
 NAMES = {"user": "users", "account": "accounts", "partition": "partitions"}
 """Field of a query by the kind of its subject."""
 
@@ -153,6 +156,13 @@ def subject_report(
     )
 
 
+def nearest_names(name: str, known: Collection[str]) -> str:
+    """Return the known names that one was perhaps meant to be, as a sentence. It is empty where none is near."""
+    by_case = {text.casefold(): text for text in sorted(known)}
+    near = [by_case[text] for text in get_close_matches(name.casefold(), by_case, n=MOST_NEAR)]
+    return f"Meant perhaps: {', '.join(near)}." if near else ""
+
+
 def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
     """Report jobs, events and changes of a node.
 
@@ -167,15 +177,16 @@ def node_report(query: ReportQuery, node: str) -> SubjectAnswer:
         lists = placed["node_list"].cat.categories
         holding = [text for text in lists if _holds(text, node)]
         jobs = _jobs(context, {"node_list": holding}) if holding else JOBS.empty()
-        known = warehouse.nodes(cluster)
-        known = known[known["name"] == node]
+        nodes = warehouse.nodes(cluster)
+        known = nodes[nodes["name"] == node]
         events = warehouse.node_events(cluster, since, until, reaching=True)
         events = events[events["node"] == node]
         made = warehouse.decisions_about(cluster, node, since=since)
         if jobs.empty and known.empty and events.empty and made.empty:
+            near = nearest_names(node, {*nodes["name"], *(text for text in lists if not set(text) & set("[,"))})
             raise SubjectUnknown(
                 f"No node {node} is recorded, and no job ran on it in this window.",
-                hint="Choose another window. Some histories do not record nodes.",
+                hint=near or "Choose another window. Some histories do not record nodes.",
             )
         busy_h = busy_hours(jobs, context)
         window_h = (until - since) / timedelta(hours=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -333,7 +334,7 @@ def try_(
 
     Example: helios try --days 10 --out /tmp/helios-try
     """
-    from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
+    from helios.app.demo import PROFILE, run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
     from helios.report.tables import evaluation_table  # noqa: PLC0415 - as above
     from helios.report.whatif_tables import whatif_table  # noqa: PLC0415 - as above
 
@@ -349,6 +350,9 @@ def try_(
         return
     print_notes(result.notes)
     show(evaluation_table(evaluation), "", whatif_table(result, width=width()), "")
+    url = f"sqlite:///{(out / 'helios.db').resolve()}"
+    command = f"HELIOS_DATABASE_URL={shlex.quote(url)} helios web --cluster {PROFILE}"
+    print_message("To look at this month in a browser:", f"  {command}")
     print_message("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in NEXT_STEPS))
 
 

@@ -276,7 +276,12 @@ db_commands = typer.Typer(no_args_is_help=True, help="Upgrade the database and g
 
 
 @db_commands.command("upgrade", epilog="Example: HELIOS_DATABASE_URL=postgresql://helios@db/helios helios db upgrade")
-def upgrade(as_json: AsJson = False) -> None:
+def upgrade(
+    sums: Annotated[
+        bool, Option("--sums", help="Make the kept sums over jobs anew, too, as helios doctor may ask for.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Upgrade the database to the schema of this version.
 
     An empty database gets its tables. Rows that an older Helios read wrongly are counted, each kind with an example
@@ -288,7 +293,7 @@ def upgrade(as_json: AsJson = False) -> None:
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         with progress_bars(shows_compiling=False) as progress:
-            applied = warehouse.upgrade(progress=partial(progress, "Summing the jobs of each day"))
+            applied = warehouse.upgrade(sums=sums, progress=partial(progress, "Summing the jobs of each day"))
         head = warehouse.head()
         misread = {name: misread_rows(warehouse, name) for name in warehouse.clusters()["name"]} if applied else {}
     shown = without_password(url)

@@ -7,6 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOB_USE, UseQuality, UseSource
+from helios.units import HOUR_S
 
 RUN = ("submitted_at", "job_id", "restart")
 """Columns by which a run is known."""
@@ -18,6 +19,8 @@ UTILIZATION_CLASSES = ("idle (<1 %)", "1-10 %", "10-25 %", "25-50 %", "50-75 %",
 MEMORY_ENDS = (0.25, 0.5, 0.75)
 """Where the next class of held memory begins, as a share of the GPU's."""
 MEMORY_CLASSES = ("<1/4", "1/4-1/2", "1/2-3/4", ">=3/4", "unknown")
+IDLE_TIMEOUT_S = 2 * HOUR_S
+"""Time without use after which an interactive session may well be ended, s."""
 COVERED = 0.9
 """Share of a run that a measurement must cover to stand for it."""
 _OF_GPUS = tuple(
@@ -56,6 +59,28 @@ def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
         runs.loc[known.index, taken] = known[taken]
     wanted = pd.MultiIndex.from_frame(use[[*RUN]].drop_duplicates())
     return JOB_USE.conform(runs.loc[wanted].reset_index())
+
+
+def freed_by_timeout_s(
+    use: pd.DataFrame, run_time_s: NDArray[np.float64], timeout_s: float = IDLE_TIMEOUT_S
+) -> NDArray[np.float64]:
+    """Return the time that ending idle interactive sessions frees at least, s.
+
+    A session ends once it was idle for the time-out; that its user begins another after its longest idle time is
+    allowed for. It is 0 of other runs, and NaN where it is not known whether a run is a session, or when it idled.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run.
+    run_time_s : float64 array of shape (n_runs,)
+    """
+    is_session = use["is_interactive"].to_numpy(dtype=np.float64)
+    # No sample of a busy GPU: idle from begin to end.
+    never_busy = (use["utilization_max"] < IDLE) | (use["idle_share"] >= 1) | (use["utilization"] == 0)
+    idle_s = np.where(never_busy, run_time_s, use["longest_idle_s"].to_numpy(dtype=np.float64))
+    freed = np.clip(np.minimum(idle_s, run_time_s) - timeout_s, 0.0, None)
+    return np.where(is_session == 1, freed, np.where(is_session == 0, 0.0, np.nan))
 
 
 def utilization_class(percent: NDArray[np.float64]) -> NDArray[np.int64]:

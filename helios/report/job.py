@@ -691,6 +691,14 @@ class StartForecast:
             )
         yield from self.notes
 
+    def in_short(self) -> str:
+        """Return when it starts as a cell of a table."""
+        if self.problem:
+            return f"not forecast: {self.problem}"
+        return (
+            self._interval_text(self.p10_at, self.p90_at) if self.p10_at else f"{LATER} {self._text(self.horizon_at)}"
+        )
+
     def _interval_text(self, first: datetime | None, last: datetime | None) -> str:
         begins = "now" if first is None or first <= self.taken_at else self._text(first)
         if last is None:

@@ -52,18 +52,13 @@ def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
     return connection.execute(sa.select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 
 
-def known_clusters(*, counts: bool) -> sa.Select[tuple[object, ...]]:
-    """Return the query of all clusters and the span of their history.
-
-    The columns are those of ``CLUSTERS``, without the numbers of jobs unless ``counts``. The span comes from an index,
-    whereas counting reads every job.
-    """
-    numbers = {"jobs": sa.func.count(), "gpu_jobs": sa.func.count(sa.case((jobs.c.gpus > 0, 1)))} if counts else {}
+def known_clusters() -> sa.Select[tuple[object, ...]]:
+    """Return the query of all clusters and the span of their history, which comes from an index."""
     submitted_at = jobs.c.submitted_at
     span = {"first_submitted_at": sa.func.min(submitted_at), "last_submitted_at": sa.func.max(submitted_at)}
     in_cluster = jobs.c.cluster_id == clusters.c.cluster_id
     columns = (
         sa.select(value).select_from(jobs).where(in_cluster).scalar_subquery().label(name)
-        for name, value in (numbers | span).items()
+        for name, value in span.items()
     )
     return sa.select(clusters.c.name, clusters.c.timezone, *columns).order_by(clusters.c.name)

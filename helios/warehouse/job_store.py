@@ -225,6 +225,31 @@ class JobStore(RowStore):
             )
             return found | ({"node"} if connection.execute(of_node.limit(1)).first() is not None else set())
 
+    def names_of_jobs(self, cluster: str, kind: str, *, user: str = "") -> set[str]:
+        """Return the names of all users, accounts or partitions that jobs have.
+
+        Parameters
+        ----------
+        kind : str
+            ``user``, ``account`` or ``partition``.
+        user : str
+            Only of the jobs of this user. Empty for all.
+        """
+        sums, jobs = schema.job_sums.c, schema.jobs.c
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            owners = known_numbers(connection, [user]) if user else []
+            level = job_sums.LEVELS.index(("month", job_sums.DIMENSIONS))
+            of_sums = sa.select(sums[kind]).where(sums.cluster_id == cluster_id, sums.level == level)
+            # The sums lack these, of which there are few.
+            in_cluster = schema.in_cluster_by_index(cluster_id)
+            of_jobs = [sa.select(jobs[kind]).where(in_cluster, few) for few in (schema.IS_UNENDED, schema.IS_ODD)]
+            queries = [of_sums.where(sums.user.in_(owners)) if user else of_sums]
+            queries += [query.where(jobs.user.in_(owners)) if user else query for query in of_jobs]
+            numbers = {number for query in queries for number in connection.execute(query.distinct()).scalars()}
+            known = [number for number in numbers if number]
+            return set(StringTable(connection, self._bulk).texts(known).values())
+
     def names_gpus(self, cluster: str) -> bool:
         """Return whether any job of a cluster holds a GPU."""
         jobs = schema.jobs.c

@@ -6,6 +6,7 @@ and brings its new one, so that the sums are those of the stored jobs whatever t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -188,6 +189,8 @@ class SumChanges:
             return
         days = Cells.joined(self._parts).summed()
         self._parts = []
+        if not len(days.measures):
+            return
         months = days.summed(begins_at=months_of(self._zone, days.keys["begins_at"]))
         for level, (unit, dimensions) in enumerate(LEVELS):
             cells = days if unit == "day" else months
@@ -270,6 +273,58 @@ def rebuild(
     changes.write()
 
 
+def wrong_days(connection: sa.Connection, bulk: Bulk, cluster_id: int, *, days: int) -> tuple[list[int], list[int]]:
+    """Compare the sums of random days with their jobs, and the totals of all levels with each other.
+
+    Returns
+    -------
+    looked_at, wrong : list of int
+        Begins of the days, µs since the epoch. All of them are wrong where the totals of two levels differ.
+    """
+    jobs, table = schema.jobs.c, schema.job_sums
+    zone = connection.execute(sa.select(schema.clusters.c.timezone).filter_by(cluster_id=cluster_id)).scalar_one()
+    span = sa.select(sa.func.min(jobs.submitted_at), sa.func.max(jobs.submitted_at))
+    first, last = connection.execute(span.where(jobs.cluster_id == cluster_id)).one()
+    if first is None:
+        return [], []
+    edges = midnights(zone or "UTC", first, last)
+    looked_at = sorted(random.sample(range(len(edges) - 1), min(days, len(edges) - 1)))
+    states = state_numbers(connection)
+    sums = [sa.cast(sa.func.sum(table.c[name]), sa.BigInteger) for name in MEASURES]
+    in_cluster = table.c.cluster_id == cluster_id
+    wrong = []
+    for place in looked_at:
+        day = edges[place : place + 2]
+        found = job_arrays(_jobs_of_day(connection, bulk, cluster_id, *map(int, day)), states)
+        found = found.where(found.are_settled())
+        cells = sum_jobs(found, group=np.zeros(len(found.run_s), dtype=np.int64), edges_us=day, now_us=0).cells
+        stored = connection.execute(
+            sa.select(*sums).where(in_cluster, table.c.level == 0, table.c.begins_at == int(day[0]))
+        ).one()
+        if [value or 0 for value in stored] != cells[list(MEASURES)].sum().tolist():
+            wrong.append(int(day[0]))
+    totals = connection.execute(sa.select(*sums).where(in_cluster).group_by(table.c.level)).all()
+    begins = [int(edges[place]) for place in looked_at]
+    has_all = len(totals) in {0, len(LEVELS)} and len({tuple(total) for total in totals}) < 2
+    return begins, wrong if has_all else begins
+
+
+def _jobs_of_day(connection: sa.Connection, bulk: Bulk, cluster_id: int, begin_us: int, end_us: int) -> pa.Table:
+    """Return all jobs that may have a share in a day, and others."""
+    jobs = schema.jobs.c
+    until = end_us + schema.DAY_US
+    near = sa.and_(jobs.cluster_id == cluster_id, jobs.submitted_at.between(begin_us - schema.DAY_US, until))
+    earlier = sa.and_(schema.in_cluster_by_index(cluster_id), jobs.submitted_at < begin_us - schema.DAY_US)
+    run_until = jobs.started_at + sa.cast(jobs.run_time_s * 1_000_000, sa.BigInteger)
+    conditions = [
+        near,
+        sa.and_(earlier, schema.IS_LONG, jobs.ended_at >= begin_us),
+        sa.and_(earlier, schema.IS_UNENDED, sa.or_(jobs.started_at >= begin_us, run_until >= begin_us)),
+    ]
+    columns = [jobs[name] for name in COLUMNS]
+    return pa.concat_tables(bulk.select(connection, sa.select(*columns).where(chosen)) for chosen in conditions)
+
+
 def state_numbers(connection: sa.Connection) -> dict[str, list[int]]:
     """Return the numbers of the stored names of states, by the flags of ``JobArrays``."""
     names = schema.names.c
@@ -321,7 +376,7 @@ def stored_cells(rows: pa.Table) -> Cells:
 
 def midnights(zone: str, first_us: int, last_us: int) -> Times:
     """Return the local midnights from the one before ``first_us`` to the first after ``last_us``."""
-    first_us, last_us = max(first_us, stored_time(FIRST)), min(last_us, stored_time(LAST))
+    first_us, last_us = (min(max(moment, stored_time(FIRST)), stored_time(LAST)) for moment in (first_us, last_us))
     return _around(_day_begins, zone, first_us, last_us)
 
 

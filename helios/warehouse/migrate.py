@@ -52,7 +52,8 @@ def upgrade(engine: sa.Engine, *, finish: Callable[[sa.Connection, list[str]], N
     ----------
     engine : Engine
     finish : callable, optional
-        Called with the connection and the applied revisions, oldest first, at the end of the transaction.
+        Called with the connection and the applied revisions, oldest first, at the end of the transaction, also where
+        none was applied.
 
     Returns
     -------
@@ -73,8 +74,8 @@ def upgrade(engine: sa.Engine, *, finish: Callable[[sa.Connection, list[str]], N
         missing = [script.revision for script in _scripts().iterate_revisions("head", before or "base")]
         if missing:
             _run_migrations(connection)
-            if finish is not None:
-                finish(connection, missing[::-1])
+        if finish is not None:
+            finish(connection, missing[::-1])
         return missing[::-1]
 
 

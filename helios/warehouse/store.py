@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
@@ -32,7 +33,7 @@ from helios.warehouse.engine import (
     writing,
 )
 from helios.warehouse.job_store import JobStore
-from helios.warehouse.job_sums import rebuild
+from helios.warehouse.job_sums import rebuild, wrong_days
 from helios.warehouse.job_use import JobUseStore
 from helios.warehouse.loads import LoadedFile, LoadReport, load, reject_counts
 from helios.warehouse.models import ModelStore, incumbent_id
@@ -50,7 +51,7 @@ from helios.warehouse.rows import (
 )
 from helios.warehouse.sqlite_bulk import SqliteBulk
 from helios.warehouse.trials import TrialStore
-from helios.warehouse.use import Use, UseQuery, read_use
+from helios.warehouse.use import Use, UseQuery, count_jobs, read_use
 
 SUMS_SINCE = "0016"
 """Migration that adds the sums over jobs, which are then made from the jobs."""
@@ -158,10 +159,15 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         """
         grant_privileges(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
-    def upgrade(self, *, progress: Callable[[float], None] | None = None) -> list[str]:
+    def upgrade(self, *, sums: bool = False, progress: Callable[[float], None] | None = None) -> list[str]:
         """Bring the schema to ``head``, in one transaction.
 
-        ``progress`` is called with the share of each history whose jobs were summed.
+        Parameters
+        ----------
+        sums : bool
+            Whether the sums over jobs are made anew in any case.
+        progress : callable, optional
+            Called with the share of each history whose jobs were summed.
 
         Returns
         -------
@@ -170,7 +176,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         """
 
         def make_sums(connection: sa.Connection, applied: list[str]) -> None:
-            if SUMS_SINCE in applied:
+            if sums or SUMS_SINCE in applied:
                 for cluster_id in connection.execute(sa.select(schema.clusters.c.cluster_id)).scalars().all():
                     rebuild(connection, self._bulk, cluster_id, progress=progress)
 
@@ -232,11 +238,20 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         """Return all clusters, ordered by name.
 
         Columns: ``name``, ``timezone`` (None where unknown), ``first_submitted_at``, ``last_submitted_at``; with
-        ``counts`` also ``jobs`` and ``gpu_jobs``, for which every job is read.
+        ``counts`` also ``jobs`` and ``gpu_jobs``.
         """
         with reading(self._engine) as connection:
-            table = self._bulk.select(connection, known_clusters(counts=counts))
-        return frame_of(table, {name: CLUSTERS[name] for name in table.column_names})
+            table = self._bulk.select(connection, known_clusters())
+            found = frame_of(table, {name: CLUSTERS[name] for name in table.column_names})
+            numbers = [
+                count_jobs(connection, self._bulk, cluster_id=find_cluster_id(connection, name), zone=zone or "UTC")
+                for name, zone in (zip(found["name"], found["timezone"], strict=True) if counts else ())
+            ]
+        if counts:
+            for place, name in enumerate(("jobs", "gpu_jobs")):
+                values = np.array([number[place] for number in numbers], dtype=CLUSTERS[name])
+                found.insert(2 + place, name, values)
+        return found
 
     def contents(self, cluster: str) -> dict[str, int]:
         """Return the number of a cluster's rows in each table, without empty ones.
@@ -297,6 +312,13 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         with reading(self._engine) as connection:
             cluster_id, zone = find_cluster_id(connection, cluster), cluster_timezone(connection, cluster) or "UTC"
             return read_use(connection, self._bulk, cluster_id=cluster_id, zone=zone, query=query)
+
+    def wrong_days(self, cluster: str, *, days: int) -> tuple[list[datetime], list[datetime]]:
+        """Return random days whose kept sums were looked at, and those whose sums are not those of their jobs."""
+        with reading(self._engine) as connection:
+            found = wrong_days(connection, self._bulk, find_cluster_id(connection, cluster), days=days)
+        looked_at, wrong = ([datetime.fromtimestamp(begin / 1e6, UTC) for begin in begins] for begins in found)
+        return looked_at, wrong
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return a value that changes with each load and promotion.

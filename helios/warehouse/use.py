@@ -26,6 +26,8 @@ from helios.warehouse.columns import StringTable, known_numbers, stored_time
 from helios.warehouse.job_sums import (
     COLUMNS,
     DIMENSIONS,
+    FIRST,
+    LAST,
     LEVELS,
     decoded_bins,
     group_numbers,
@@ -38,6 +40,7 @@ from helios.warehouse.schema import DAY_US, IS_LONG, IS_ODD, IS_UNENDED, in_clus
 
 Group = Literal["", "partition", "account", "user", "size"]
 UNNAMED = "(unknown)"
+"""What stands for the name of a group of jobs that name none."""
 _KEY = ["submitted_at", "job_id", "restart"]
 _WAIT = ("wait",)
 _CELL = ["period", "group"]
@@ -120,6 +123,35 @@ def read_use(connection: sa.Connection, bulk: Bulk, *, cluster_id: int, zone: st
         unknown_gpus=unknown_gpus,
         example=reader.first_unknown() if unknown_gpus and not example else example,
     )
+
+
+def count_jobs(connection: sa.Connection, bulk: Bulk, *, cluster_id: int, zone: str) -> tuple[int, int]:
+    """Return the number of jobs of a cluster, and of those with GPUs.
+
+    Only jobs that are not in the sums are looked at one by one.
+    """
+    states, table, at = state_numbers(connection), schema.job_sums, jobs.c.submitted_at
+    has_gpus = table.c.size.not_in([SIZE_RANGES.index("0"), SIZE_RANGES.index("unknown")])
+    submitted = (table.c.submitted, sa.case((has_gpus, table.c.submitted), else_=0))
+    in_sums = sa.select(*(sa.func.sum(number) for number in submitted)).where(
+        table.c.cluster_id == cluster_id, table.c.level == LEVELS.index(("month", ("size",)))
+    )
+    ends = [midnights(zone, stored_time(moment), stored_time(moment)) for moment in (FIRST, LAST)]
+    first, last = int(ends[0][0]), int(ends[1][-1])
+    of_cluster = sa.select(sa.func.count(), sa.func.count(sa.case((jobs.c.gpus > 0, 1)))).select_from(jobs)
+    of_cluster = of_cluster.where(jobs.c.cluster_id == cluster_id)
+    outside = [of_cluster.where(at < first), of_cluster.where(at >= last)]
+    counts = np.array([connection.execute(query).one() for query in (in_sums, *outside)], dtype=np.float64)
+    found = np.nan_to_num(counts).sum(axis=0).astype(np.int64)
+    is_open = jobs.c.state.in_([*states["runs"], *states["waits"]])
+    is_odd = (jobs.c.started_at < at - DAY_US) | (jobs.c.run_time_s * 1_000_000 > LONGEST_SPAN_US)
+    by_index = sa.select(*(jobs.c[name] for name in COLUMNS)).where(in_cluster_by_index(cluster_id))
+    by_index = by_index.where(at.between(first, last - 1))
+    for query in (IS_ODD & jobs.c.ended_at.is_not(None), IS_UNENDED & (is_open | is_odd)):
+        rows = job_arrays(bulk.select(connection, by_index.where(query)), states)
+        left_out = ~rows.are_settled()
+        found += [int(left_out.sum()), int((left_out & (rows.gpus > 0)).sum())]
+    return int(found[0]), int(found[1])
 
 
 class _Reader:

@@ -23,6 +23,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
@@ -48,6 +50,8 @@ CACHED_S = 60.0
 FOLLOWED_S = 5.0
 """How long a page that follows the queue is shown, s. All tabs of a reader then cost one page in that time."""
 CACHED_PAGES = 256
+SHORT_BYTES = 2_000
+"""Answers below this size are not compressed."""
 _NOTHING_ELSE = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
 HEADERS = {
     # Styles within a page are allowed for the figures of studies and reports; scripts within one never are.
@@ -216,7 +220,12 @@ def web_application(site: Site, access: Access) -> ASGIApp:
         StarletteRoute("/static/{file}", _static_response),
         StarletteRoute("/openapi.json", functools.partial(_openapi_response, access)),
     ]
-    return _Admission(Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found}), access)
+    application = Starlette(
+        routes=routes,
+        exception_handlers={404: _not_found, 405: _not_found},
+        middleware=[Middleware(GZipMiddleware, minimum_size=SHORT_BYTES, compresslevel=6)],
+    )
+    return _Admission(application, access)
 
 
 def _endpoint(route: Route, site: Site, access: Access, cache: _Cache) -> Any:

@@ -100,10 +100,15 @@ class Chart:
     def to_cells(self, *, most: int) -> TableCells:
         """Return the chart as a table, of the last ``most`` times, the latest first."""
         moments = [datetime.fromtimestamp(time, ZoneInfo(self.timezone)) for time in self.times]
-        # The first step is cut by the window.
-        form = "%Y-%m-%d" if all(not (moment.hour or moment.minute) for moment in moments[1:]) else "%Y-%m-%d %H:%M"
+        begins = [moment.replace(tzinfo=None) for moment in moments]
+        # The first step may begin within a day, and so may the first one that is known, which is then the second.
+        is_by_day = all(not (begin.hour or begin.minute) for begin in begins[2:])
+        texts = [
+            f"{begin:%Y-%m-%d}" if is_by_day and not (begin.hour or begin.minute) else f"{begin:%Y-%m-%d %H:%M}"
+            for begin in begins
+        ]
         rows = [
-            (f"{moments[at]:{form}}", *(self._write(line.values[at]) for line in self.lines))
+            (texts[at], *(self._write(line.values[at]) for line in self.lines))
             for at in range(len(self.times) - 1, max(len(self.times) - most, 0) - 1, -1)
         ]
         return TableCells(header=[("From", True), *((line.name, False) for line in self.lines)], rows=rows)

@@ -10,15 +10,20 @@ from urllib.parse import quote, urlencode
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from helios import __version__
+from helios.actions import Result
+from helios.app.clusters import NOT_LIVE
 from helios.report.html import PageSection, TableCells, filled_sections
+from helios.warehouse.use import UNNAMED
 from helios.web.chart import Chart
 from helios.web.page import MenuPlace, Page, Reader, Route, Section
 from helios.web.pages.report_page import WINDOW
+from helios.web.pages.work import BY
 from helios.web.routes import ROUTES
 from helios.web.table import TableView
 
 LINKS = {
     "JobID": "/jobs/",
+    "Target": "/jobs/",
     "OldestJob": "/jobs/",
     "User": "/users/",
     "Account": "/accounts/",
@@ -27,7 +32,7 @@ LINKS = {
     "Report": "/reports/",
     "Pool": "/pools/",
 }
-"""Addresses of what stands in a column, by its head."""
+"""Addresses of what stands in a column, by its head. A target is linked where it is the number of a job."""
 LABELS = {
     "from": "From",
     "to": "To",
@@ -39,6 +44,12 @@ LABELS = {
     "state": "State",
     "name": "Name has",
 }
+OPTIONS = {
+    "by": BY,
+    "result": tuple(Result),
+    "state": ("PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"),
+}
+"""What a browser offers in some fields of a form. Others can be typed."""
 HEADS = {
     "JobID": "Job",
     "P50Wait": "Median wait",
@@ -48,7 +59,15 @@ HEADS = {
     "OverAsk": "Limit / run",
     "PredGPUh": "Predicted GPU hours",
     "RunGPUs": "GPUs held",
+    "HeldGPUs": "GPUs held",
+    "HeldCPUs": "CPUs held",
     "WaitGPUs": "GPUs waited for",
+    "Inside": "Within p10 to p90",
+    "Above": "Above p90",
+    "LastRun": "Last run off by",
+    "Same": "Same jobs off by",
+    "Better": "Nearer than last run",
+    "Would": "Noted in shadow",
     "MiddleOf10": "Middle 8 of 10",
     "OneGPUh": "Hours of one GPU",
     "MemoryMiB": "Memory (MiB)",
@@ -86,6 +105,7 @@ def head_in_words(name: str) -> str:
 
 
 _PAGES.filters["head"] = head_in_words
+_PAGES.globals["UNNAMED"] = UNNAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +170,8 @@ def render_page(
     data = page.data
     return _PAGES.get_template("page.html.j2").render(
         page=page,
+        subtitle=page.subtitle.replace(f" ({NOT_LIVE})", "") if age else page.subtitle,
+        options=OPTIONS,
         sections=[
             (section, figures, tables, _charts(section), _view(section, address))
             for section, figures, tables in filled_sections(page.sections, has_more=_has_more)

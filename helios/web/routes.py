@@ -13,7 +13,7 @@ from helios.web.pages.job import job_page
 from helios.web.pages.jobs import JOB_CHOICE, jobs_page
 from helios.web.pages.nodes import nodes_page
 from helios.web.pages.overview import overview_page
-from helios.web.pages.queue import queue_page, waiting_page
+from helios.web.pages.queue import queue_page, running_page, waiting_page
 from helios.web.pages.report_page import CHOICE, WINDOW
 from helios.web.pages.reports import reports_page
 from helios.web.pages.study import study_page
@@ -38,6 +38,15 @@ ROUTES = (
         "All waiting jobs, the next one first",
         queue_page,
         menu_name="Queue",
+        readers=Role.USER,
+        is_cached=False,
+        needs_slurm=True,
+    ),
+    Route(
+        "/running",
+        "All running jobs, the oldest start first",
+        running_page,
+        menu_name="Running",
         readers=Role.USER,
         is_cached=False,
         needs_slurm=True,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from helios.app.subjects import NAMES, nearest_names
 from helios.warehouse import Warehouse
 from helios.web.page import PageMissing, Reader, Role
 from helios.web.site import Site
@@ -33,9 +34,14 @@ def find_pages(site: Site, reader: Reader, text: str) -> dict[str, str]:
     if JOB_ID.fullmatch(text):
         return {"job": f"/jobs/{text}"}
     found = {"user": f"/users/{quote(text)}"} if text and reader.may_see(text) and not reader.is_admin else {}
+    near = ""
     if text and reader.sees_sums:
         with Warehouse.open(site.settings.database.url) as warehouse:
-            kinds = warehouse.kinds_of_name(site.name(), text)
+            cluster = site.name()
+            kinds = warehouse.kinds_of_name(cluster, text)
+            if not kinds:
+                shown = [kind for kind in NAMES if reader.role.covers(PATHS[kind][1])]
+                near = nearest_names(text, set().union(*(warehouse.names_of_jobs(cluster, kind) for kind in shown)))
         found |= {
             kind: path + quote(text)
             for kind, (path, least) in PATHS.items()
@@ -44,6 +50,6 @@ def find_pages(site: Site, reader: Reader, text: str) -> dict[str, str]:
     if not found:
         raise PageMissing(
             f"Nothing here is called {text!r}." if text else "Nothing is looked for.",
-            hint="Type a job id, or the whole name of a user, an account, a partition or a node.",
+            hint=near or "Type a job id, or the whole name of a user, an account, a partition or a node.",
         )
     return found

@@ -14,17 +14,20 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Any, TypeVar
 
+import pandas as pd
+
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
-from helios.app.explain import explain, find_queued
+from helios.app.explain import explain, find_queued, starts_of
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
+from helios.app.subjects import NAMES, SubjectUnknown, nearest_names
 from helios.config import Settings
 from helios.dates import parse_date
 from helios.errors import ClusterUnavailable, HeliosError, NoSuchCluster, UsageError
 from helios.model import Snapshot
 from helios.model.slurm_site import SlurmSite
-from helios.report.job import JobExplanation
+from helios.report.job import JobExplanation, StartForecast
 from helios.units import rounded_duration
 from helios.warehouse import Warehouse
 from helios.web.page import PageMissing, Reader
@@ -35,8 +38,11 @@ LIVE_S = 15.0
 """Time between two snapshots of the cluster, s."""
 OLD = timedelta(days=1)
 """Age of the end of a window from which on a reader is told."""
+YEAR = timedelta(days=365)
 KEPT_S = 60.0
 """Time for which a part of a page is kept that is not made at each request, s."""
+STARTS_S = 300.0
+"""Time for which forecasts of starts are kept, s: simulations of a large queue take seconds."""
 KEPT_PARTS = 256
 RULES_S = 60.0
 """Time between two readings of Slurm's rules, s."""
@@ -126,8 +132,8 @@ class Site:
                 with Warehouse.open(self.settings.database.url) as warehouse:
                     last_weeks(warehouse, name)
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a part of a page that is made at most once in ``KEPT_S``.
+    def keep(self, key: Hashable, make: Callable[[], T], *, kept_s: float = KEPT_S) -> T:
+        """Return a part of a page that is made at most once in ``kept_s``.
 
         Readers who ask meanwhile wait for it.
         """
@@ -137,7 +143,7 @@ class Site:
             while len(self._kept) > KEPT_PARTS:
                 self._kept.popitem(last=False)
         with part.lock:
-            if part.made_at is None or time.monotonic() - part.made_at > KEPT_S:
+            if part.made_at is None or time.monotonic() - part.made_at > kept_s:
                 part.value, part.made_at = make(), time.monotonic()
             found: T = part.value
             return found
@@ -248,6 +254,18 @@ class Site:
             raise JobMissing(job_id)
         return found
 
+    def starts(self, reader: Reader, live: Snapshot, jobs: pd.DataFrame) -> list[StartForecast]:
+        """Return when some waiting jobs of a reader start, or why that is not forecast.
+
+        A reader's jobs are simulated at most once in ``STARTS_S``, one reader's after another's.
+        """
+
+        def make() -> list[StartForecast]:
+            with self._lock:
+                return starts_of(self.operations.cycles, live, jobs)
+
+        return self.keep(("starts", reader, *jobs["job_id"]), make, kept_s=STARTS_S)
+
     def _refuse_others(self, reader: Reader, job_id: str) -> None:
         """Refuse a job that the reader does not have."""
         queued, cluster, since, unread = False, self.history(), None, None
@@ -274,15 +292,19 @@ class Site:
         ------
         PageMissing
             Another user's jobs are asked for.
+        SubjectUnknown
+            No job that the reader may see has a user, account or partition of this name.
         """
-        names = {"users": "user", "accounts": "account", "partitions": "partition"}
-        picked: dict[str, Any] = {many: (given[one],) for many, one in names.items() if given.get(one)}
+        picked: dict[str, Any] = {many: (given[one],) for one, many in NAMES.items() if given.get(one)}
         # A manager sees sums over all users, but none of one other user.
         sees_all = reader.is_admin or (sums and reader.sees_sums and not given.get("user"))
         if not sees_all:
             if not reader.may_see(given.get("user") or reader.user):
                 raise PageMissing("Only your own jobs are shown.", hint="Leave the user out.")
             picked["users"] = (reader.user,)
+        for kind in NAMES:
+            if (name := given.get(kind)) and not (kind == "user" and name == reader.user):
+                self._refuse_unknown(reader, kind, name, sees_all=sees_all)
         return reports.ReportQuery(
             url=self.settings.database.url,
             slurm=self.settings.slurm,
@@ -294,6 +316,32 @@ class Site:
             **picked,
         )
 
+    def _refuse_unknown(self, reader: Reader, kind: str, name: str, *, sees_all: bool) -> None:
+        """Refuse a name that no job has of those that a reader may see."""
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            cluster = self.name()
+            known = warehouse.names_of_jobs(cluster, kind, user="" if sees_all else reader.user)
+            if kind == "partition" and sees_all:
+                known |= set(warehouse.nodes(cluster)["partition"].dropna())
+        if name not in known:
+            known |= self._names_of_slurm(reader, kind, sees_all=sees_all)
+        if name not in known:
+            jobs = "No job here has" if sees_all else "No job of yours has"
+            raise SubjectUnknown(f"{jobs} the {kind} {name!r}.", hint=nearest_names(name, known))
+
+    def _names_of_slurm(self, reader: Reader, kind: str, *, sees_all: bool) -> set[str]:
+        """Return the names of a kind in the live queue, and of partitions those that Slurm has."""
+        live = None if self.history() is not None else self.live()
+        if not isinstance(live, Snapshot):
+            return set()
+        shown = live if sees_all else reader.visible_part(live)
+        texts = pd.concat([queue[kind].astype("object").dropna() for queue in (shown.pending, shown.running)])
+        names = {part for text in texts for part in str(text).split(",")}
+        rules = self.rules() if kind == "partition" else ""
+        return names if isinstance(rules, str) else names | {one.name for one in rules.partitions}
+
 
 def _ago(moment: datetime, now: datetime) -> str:
-    return f"on {moment:%Y-%m-%d}, {rounded_duration((now - moment).total_seconds())} ago"
+    age = now - moment
+    length = f"{age / YEAR:.0f} years" if age >= 2 * YEAR else rounded_duration(age.total_seconds())
+    return f"on {moment:%Y-%m-%d}, {length} ago"

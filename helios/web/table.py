@@ -202,8 +202,11 @@ def page_number(given: Mapping[str, str], rows: int) -> tuple[int, int]:
 
 
 def write_csv(parts: Iterable[ReportTable], fields: Sequence[Field]) -> Iterator[str]:
-    """Yield a header and the rows of each part as CSV."""
-    yield _csv_lines([[field.column for field in fields]])
+    """Yield a header and the rows of each part as CSV.
+
+    Columns are called as in JSON, but that of groups by what they are, such as ``account``.
+    """
+    yield _csv_lines([[field.name.lower() if field.column == "group" else field.column for field in fields]])
     for part in parts:
         columns = [[_plain(value, field) for value in part.rows[field.column].tolist()] for field in fields]
         yield _csv_lines(zip(*columns, strict=True))

@@ -7,7 +7,7 @@ from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Opener
 from tests.browser.rig import TIMEOUT_MS
@@ -33,7 +33,7 @@ def drawn(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("name", ["live_site", "venus_site", "cedar_site"])
+@pytest.mark.parametrize("name", ["live_site", "venus_site", pytest.param("cedar_site", marks=pytest.mark.nightly)])
 def test_every_chart_is_drawn(reader: Opener, request: pytest.FixtureRequest, name: str) -> None:
     site: ServedSite = request.getfixturevalue(name)
     page = drawn(reader(site).open("/history"))
@@ -42,6 +42,23 @@ def test_every_chart_is_drawn(reader: Opener, request: pytest.FixtureRequest, na
         for figure in page.locator("figure.chart").all()
     }
     assert painted and min(painted.values()) > 20, painted
+
+
+def test_a_value_between_unknown_ones_is_a_point(reader: Opener, live_site: LiveSite) -> None:
+    somebody = reader(live_site)
+
+    def leave_one(route: Route) -> None:
+        if "text/html" in route.request.headers["accept"]:
+            route.continue_()
+            return
+        told = route.fetch().json()
+        for line in told["charts"]["p50_wait"]["lines"]:
+            line["values"] = [600.0 if at == 1 else None for at in range(len(line["values"]))]
+        route.fulfill(json=told)
+
+    somebody.page.route("**/history*", leave_one)
+    page = drawn(somebody.open(CHARTS))
+    assert page.locator("figure.chart[data-chart=p50_wait] canvas").evaluate(PAINTED) > 5
 
 
 def test_the_table_behind_a_chart_has_the_numbers_of_the_json(reader: Opener, live_site: LiveSite) -> None:

@@ -32,7 +32,7 @@ from tests.postgres import fresh_database
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
-SOME = 5
+SOME = 3
 ALL = 10_000
 
 

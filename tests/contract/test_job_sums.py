@@ -97,6 +97,17 @@ def test_sums_are_those_of_the_jobs(warehouse: Warehouse, readings: Any, zones: 
         zone = zones[min(number, len(zones) - 1)]
         load(warehouse, *jobs, content=str(number), cluster=cluster, zone=zone, live=live, again=again)
         assert stored_sums(warehouse, cluster) == fresh_sums(warehouse, cluster)
+        known, stored = warehouse.clusters(counts=True).set_index("name").loc[cluster], warehouse.jobs(cluster)
+        assert (known["jobs"], known["gpu_jobs"]) == (len(stored), (stored["gpus"] > 0).sum())
+    if readings:
+        assert warehouse.wrong_days(cluster, days=200)[1] == []
+
+
+def test_jobs_of_years_that_are_not_summed_are_counted(warehouse: Warehouse) -> None:
+    days = [datetime(year, 1, 2, tzinfo=UTC) for year in (1950, 1969, 1970, 2200, 2250)]
+    load(warehouse, *(a_job(submitted_at=day, gpus=float(n % 2)) for n, day in enumerate(days)), content="a")
+    load(warehouse, a_job(submitted_at=days[-1] + timedelta(days=1)), content="b")
+    assert warehouse.clusters(counts=True)[["jobs", "gpu_jobs"]].to_numpy().tolist() == [[6, 3]]
 
 
 def test_a_job_that_ends_leaves_no_old_share(warehouse: Warehouse) -> None:
@@ -164,3 +175,16 @@ def test_many_jobs_are_summed_in_parts(warehouse: Warehouse, monkeypatch: pytest
     warehouse.load(batches, cluster="c", path="p", sha256="a", format="sacct", timezone=ZONE)
     assert stored_sums(warehouse, "c") == fresh_sums(warehouse, "c")
     assert sum(row[6] for row in stored_sums(warehouse, "c") if row[0] == 0) == 60
+
+
+@pytest.mark.parametrize("level", [0, 3, LEVELS.index(("month", ("user",)))])
+def test_sums_that_are_not_those_of_the_jobs_are_found(warehouse: Warehouse, level: int) -> None:
+    load(warehouse, a_job(job_id="1"), a_job(job_id="2"), content="a")
+    looked_at, wrong = warehouse.wrong_days("c", days=2)
+    assert looked_at and not wrong
+    with writing(warehouse._engine) as connection:
+        table = schema.job_sums
+        connection.execute(table.update().where(table.c.level == level).values(cpu_ms=table.c.cpu_ms + 1))
+    assert warehouse.wrong_days("c", days=2)[1] == looked_at
+    warehouse.upgrade(sums=True)
+    assert warehouse.wrong_days("c", days=2)[1] == []

@@ -211,7 +211,6 @@ def rights(database: str) -> list[tuple[Any, ...]]:
         return sorted((str(name), str(acl)) for name, acl in connection.execute(text(f"{granted} UNION {policies}")))
 
 
-@pytest.mark.xdist_group("postgres")
 def test_grants_and_policies_survive_the_new_names(roles: tuple[str, dict[str, str]]) -> None:
     owner, names = roles
     grant_roles(Settings.model_validate({"database": {"url": owner}}), **names)

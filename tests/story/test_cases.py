@@ -53,8 +53,15 @@ RUNS = (
 )
 
 
-@pytest.mark.parametrize("order", ["0123", "3210", "1302"])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    ("order", "together"),
+    [
+        ("0123", False),
+        ("1302", False),
+        ("3210", True),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("0123", True), ("1302", True), ("3210", False)]),
+    ],
+)
 def test_runs_of_one_job_are_told_from_its_id_used_again(
     helios: Helios, tmp_path: Path, order: str, together: bool
 ) -> None:

@@ -249,7 +249,7 @@ def test_what_cannot_be_ordered_is_refused(helios: Helios, sweep: Path, waiting:
 def test_orders_survive_kills_at_any_moment(helios: Helios, sweep: Path, start: Start) -> None:
     (sweep.parent / "go").touch()
     folder, random = sweep.with_suffix(".pool"), Random(7)
-    for _ in range(6):
+    for _ in range(3):
         pool = start()
         until(lambda: (folder / FILE).exists() and '"failed"' in (folder / FILE).read_text())
         give_order(folder, RETRY, (1,), who="somebody")
@@ -290,7 +290,7 @@ def test_what_holds_starts_on_a_full_disk_is_told(sweep: Path, tmp_path: Path) -
 def test_asking_never_keeps_a_pool_from_starting(helios: Helios, sweep: Path, start: Start) -> None:
     (sweep.parent / "go").touch()
     folder = sweep.with_suffix(".pool")
-    for _ in range(3):
+    for _ in range(2):
         pool = start()
         while pool.poll() is None:
             if (folder / FILE).exists():

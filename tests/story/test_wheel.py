@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import venv
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numba.core.caching import UserProvidedCacheLocator
 
 from helios.jit import cache_folder
 from tests.story.shell import shell
+from tests.waiting import TEST_TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that holds the built wheel; its dependencies are borrowed from the one that runs the tests."""
     folder = tmp_path_factory.mktemp("wheel")
-    words = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
+    words = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     built = subprocess.run(words, check=False, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     venv.create(folder / "env", with_pip=False)
@@ -109,6 +111,24 @@ def test_the_report_is_named_and_complete_in_itself(trial: subprocess.CompletedP
 def test_it_says_what_to_type_next_with_an_own_sacct_file(trial: subprocess.CompletedProcess[str]) -> None:
     assert "sacct " in trial.stderr
     assert "helios trace load" in trial.stderr
+
+
+def test_the_command_that_it_names_shows_its_month(
+    trial: subprocess.CompletedProcess[str], installed: Path, folder: Path
+) -> None:
+    (command,) = re.findall(r"^ *(HELIOS_DATABASE_URL=.* helios web .*)$", trial.stderr, re.MULTILINE)
+    environment = {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(folder)}
+    words = ["sh", "-c", f"exec env {command} --listen 127.0.0.1:0"]
+    with subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as web:
+        try:
+            assert web.stderr is not None
+            address, _, token = web.stderr.readline().removeprefix("Open ").strip().partition("?token=")
+            asked = urllib.request.Request(f"{address}users", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(asked, timeout=TEST_TIMEOUT_S) as answer:
+                page = answer.read().decode()
+        finally:
+            web.kill()
+    assert "venus (history, not the live cluster): Hours held and jobs submitted by user, 2020-09-01" in page
 
 
 def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProcess[str], folder: Path) -> None:

@@ -40,6 +40,7 @@ LEAD = timedelta(days=1)
 MOST_LEVELS = 400
 """Most points of a figure of node counts; a reader cannot distinguish more."""
 _WATTS = ("node_idle_w", "gpu_busy_w", "cpu_busy_w", "node_sleep_w", "boot_w", "cooling_factor", "boot_s", "shutdown_s")
+KNOWN_STATES = frozenset(NodePowerState) - {NodePowerState.UNSEEN, NodePowerState.UNKNOWN}
 _LEVELS = ("busy", "idle", "asleep", "out", "falling_asleep", "waking", "unseen", "unknown")
 
 
@@ -127,7 +128,7 @@ def energy_ledger(
         days=days,
         currency=energy.currency,
         rows=rows,
-        total={name: float(rows[name].sum()) for name in rows.columns if name != "line"} | {"line": "all"},
+        total={name: float(rows[name].sum(min_count=1)) for name in rows.columns if name != "line"} | {"line": "all"},
         savings=tuple(_saving(name, pools, by_day, woken=account.wakes_under(name)) for name in _policies()),
         wakes=count_wakes(recorded.times, begin_s=int(edges_s[0])),
         helios_node_hours=float(helios_s.sum()) / HOUR_S,
@@ -136,7 +137,12 @@ def energy_ledger(
         unseen_kwh=float(unseen_kwh.sum()),
         unseen_cost=float(tariff.cost_of(unseen_kwh, edges_s=edges_s)[0].sum()),
         levels=_levels(pools, counted["wanted"], edges_s),
-        daily=pd.DataFrame({"time": dates, **{policy: by_day[f"{policy} kwh"] for policy in _policies()}}),
+        daily=pd.DataFrame(
+            {
+                "time": dates,
+                **{policy: np.where(_are_known(by_day), by_day[f"{policy} kwh"], np.nan) for policy in _policies()},
+            }
+        ),
         band=BAND,
         watts={name: float(getattr(energy, name)) for name in _WATTS},
         notes=tuple(_notes(account, pools, counted, days=days)),
@@ -250,7 +256,15 @@ def _table(lines: Sequence[str], sums: Amounts) -> pd.DataFrame:
         table[f"saved_{name}"] = sums[f"{ALWAYS_ON} {name}"]
     for minutes in TIMERS_MIN:
         table[f"saved_{minutes}min_kwh"] = sums[f"{timer_name(minutes)} kwh"]
-    return table
+    known = _are_known(sums)
+    amounts = [name for name in table.columns.astype("str") if name.endswith(("kwh", "cost", "co2_kg"))]
+    return table.assign(**{name: table[name].where(known) for name in amounts})
+
+
+def _are_known(sums: Amounts) -> NDArray[np.bool_]:
+    """Return of which rows anything is known: what nodes drew in others is unknown, not none."""
+    known: NDArray[np.bool_] = np.any([sums[f"{state.name.lower()}_s"] > 0 for state in KNOWN_STATES], axis=0)
+    return known
 
 
 def _saving(

@@ -14,7 +14,8 @@ from helios.errors import UsageError
 from helios.metrics.occupancy import Floats
 from helios.model import SIZE_RANGES, size_range
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
-from helios.report.admin.usage import JOB_KEY, UNKNOWN, with_first_prediction
+from helios.report.admin.usage import JOB_KEY, with_first_prediction
+from helios.warehouse.use import UNNAMED
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
@@ -170,7 +171,7 @@ def _groupings(table: pd.DataFrame, names: tuple[str, ...], timezone: str) -> It
         elif name == "day":
             yield name, table["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
         else:
-            yield name, table[name].astype("object").fillna(UNKNOWN)
+            yield name, table[name].astype("object").fillna(UNNAMED)
 
 
 def _figures(table: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:

@@ -5,7 +5,7 @@ Hours are those held in the window. Every other figure of usage is over the jobs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,10 +27,11 @@ from helios.metrics.occupancy import (
 from helios.metrics.queue import mean_level_over_time
 from helios.model import NEVER_US, JobState, note_unknown_gpus, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
-from helios.warehouse.use import Use
+from helios.warehouse.use import UNNAMED, Use
+
+Times = NDArray[np.int64]
 
 JOB_KEY = ["submitted_at", "job_id", "restart"]
-UNKNOWN = "(unknown)"
 
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
@@ -357,7 +358,7 @@ def _table(
     whole = submitted & (is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy())
     return pd.DataFrame(
         {
-            "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
+            "group": jobs[group].cat.add_categories([UNNAMED]).fillna(UNNAMED).array,
             "job_id": jobs["job_id"].array,
             "gpus": gpus,
             "started": jobs["started_at"].notna().to_numpy(),
@@ -431,9 +432,6 @@ def _notes(table: pd.DataFrame) -> list[str]:
     return [NO_START, *unknown]
 
 
-Times = NDArray[np.int64]
-
-
 def queue_at(
     jobs: pd.DataFrame,
     *,
@@ -477,7 +475,14 @@ def queue_at(
 
 
 def queue_over_time(
-    jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
+    jobs: pd.DataFrame,
+    *,
+    since: datetime,
+    until: datetime,
+    title: str,
+    timezone: str = "UTC",
+    cuts: Sequence[datetime] = (),
+    known: Callable[[Times, Times], Flags] | None = None,
 ) -> ReportTable:
     """Report waiting and running jobs and GPUs in steps of time.
 
@@ -487,16 +492,26 @@ def queue_over_time(
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, with all jobs submitted before ``until`` that may have waited or run after ``since``.
+    cuts : sequence of datetime
+        Moments at which a step ends, such as the begin of the record.
+    known : callable, optional
+        Returns which steps are recorded, by their begins and ends in s since the epoch. By default all are. Figures of
+        the others are empty.
     """
-    edges_s = steps(since, until, timezone=timezone)
+    inside_s = [int(moment.timestamp()) for moment in cuts if since < moment < until]
+    edges_s = np.unique(np.append(steps(since, until, timezone=timezone), inside_s)).astype(np.int64)
     rows = levels(jobs, edges_s=edges_s)
+    is_empty = not rows[["submitted", "started", "waiting", "running"]].to_numpy().any()
+    if known is not None and not (flags := known(edges_s[:-1], edges_s[1:])).all():
+        figures = rows.drop(columns="time").astype("object")
+        rows = rows[["time"]].join(figures.where(np.repeat(flags[:, np.newaxis], figures.shape[1], axis=1), None))
     gpus = bool((jobs["gpus"] > 0).any())
     shown = tuple(field.name for field in OVER_TIME if gpus or "GPUs" not in field.name)
     return ReportTable(
         title=title,
         fields=OVER_TIME,
         shown=shown,
-        rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
+        rows=rows.iloc[:0] if is_empty else rows,
         empty="No job waited or ran in this window.",
         notes=(*filter(None, [unknown_gpus_note(jobs)]), *_age_notes(jobs["submitted_at"].max(), until)),
         timezone=timezone,
@@ -548,8 +563,8 @@ def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
     p50_h = held["p50_s"].to_numpy(dtype=np.float64) / 3600
     return pd.DataFrame(
         {
-            "partition": held["partition"].astype("object").fillna(UNKNOWN).array,
-            "user": held["user"].astype("object").fillna(UNKNOWN).array,
+            "partition": held["partition"].astype("object").fillna(UNNAMED).array,
+            "user": held["user"].astype("object").fillna(UNNAMED).array,
             "job_id": held["job_id"].array,
             "waiting": waits,
             "gpus": gpus,

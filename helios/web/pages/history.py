@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from helios.app import reports
 from helios.app.reports import ReportContext
-from helios.app.series import By, SeriesFrame, Step, series
-from helios.app.sync import JOBS
+from helios.app.series import By, SeriesFrame, Step, series, step_of
 from helios.metrics.capacity import CapacitySource, capacity_of_nodes
 from helios.model import SIZE_RANGES
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
-from helios.report.admin.usage import NO_START, UNKNOWN
+from helios.report.admin.usage import NO_START
 from helios.units import HOUR_S, best_unit
+from helios.warehouse.use import UNNAMED
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE
@@ -31,12 +32,13 @@ MONTHS = 12
 MOST_STEPS = 600
 """Most steps of a chart, the last ones."""
 BY_MONTH = declare_fields(
-    ("Month", "month", FieldKind.TEXT, 8, "Month, on the cluster's clock; the last one up to the window's end"),
+    ("Month", "month", FieldKind.TEXT, 8, "Month, on the cluster's clock"),
     ("Account", "group", FieldKind.TEXT, 12, "Account of the jobs"),
     ("GPUHours", "gpu_hours", FieldKind.COUNT, 9, "GPU hours held in the month"),
     ("CPUHours", "cpu_hours", FieldKind.COUNT, 9, "CPU hours held in the month"),
     ("Jobs", "submitted", FieldKind.COUNT, 8, "Jobs submitted in the month"),
     ("P90Wait", "p90_wait_s", FieldKind.LENGTH, 11, "Wait that one job in ten of these exceeded"),
+    ("Part", "part", FieldKind.TEXT, 36, "Part of the month that is known and in the window; empty where all is"),
 )
 CUT = "This history ends before the window: what jobs held after its end is in the reports, not in charts."
 FIGURES = ("gpu_hours", "cpu_hours", "gpu_hours_waited", "cpu_hours_waited", "p50_wait_s", "p90_wait_s")
@@ -56,7 +58,7 @@ class UseSeries:
     resource : str
         ``gpus`` or ``cpus``, as reports choose it.
     hours : array of float
-        Length of each step so far.
+        Length of each step.
     """
 
     frame: SeriesFrame
@@ -128,56 +130,39 @@ class UseSeries:
 def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
     """Return use and waits of a context's window.
 
-    Steps that nobody recorded are unknown.
+    Steps that nobody recorded are unknown. What is before the record is one of them, so that the first step that is
+    known begins with the record, and the last one ends now.
     """
-    frame = series(context, by=by, since=since, step=step)
+    since, until = since or context.since, context.until
+    step = step or step_of(until - since)
+    first = context.known_from()
+    begin, end = max(since, first or since), min(until, context.query.now)
+    if begin >= end:
+        begin, end = since, until  # nothing of it is known
+    frame = series(context, by=by, since=begin, until=end, step=step)
     if frame.rows.empty:
         return UseSeries(frame=frame, resource="gpus", hours=np.zeros(0))
-    begins_s = np.array([int(begin.timestamp()) for begin in frame.rows["day"].drop_duplicates()], dtype=np.int64)
-    now_s, until_s = (int(moment.timestamp()) for moment in (context.query.now, frame.until))
-    # Of what is to come nothing is drawn; where nothing else is asked for, one step is.
-    begun = np.arange(max(int((begins_s < now_s).sum()), 1))[-MOST_STEPS:]
-    n_groups = len(frame.rows) // len(begins_s)
-    frame = replace(frame, rows=frame.rows.iloc[begun[0] * n_groups : (begun[-1] + 1) * n_groups])
-    if begun[-1] + 1 < len(begins_s):
-        until_s = int(begins_s[begun[-1] + 1])
-        frame = replace(frame, until=datetime.fromtimestamp(until_s, UTC))
-    begins_s, rows = begins_s[begun], frame.rows
-    ends_s = np.append(begins_s[1:], until_s)
-    known = _known_steps(context, begins_s, ends_s)
+    rows = frame.rows
+    has_gpus = float(rows["gpu_hours"].sum() + rows["gpu_hours_waited"].sum()) > 0
+    n_groups = rows["group"].nunique()
+    rows = rows.iloc[-MOST_STEPS * n_groups :]
+    if begin > since and len(rows) < MOST_STEPS * n_groups:
+        before = rows.head(n_groups)[["group"]].assign(day=pd.Timestamp(since).tz_convert(frame.timezone))
+        rows = pd.concat([before.reindex(columns=rows.columns), rows], ignore_index=True)
+    begins_s = np.array([int(day.timestamp()) for day in rows["day"].drop_duplicates()], dtype=np.int64)
+    ends_s = np.append(begins_s[1:], int(frame.until.timestamp()))
+    known = context.known_steps(begins_s, ends_s)
     blank: dict[str, Any] = {}
     if not known.all():
         blank = {name: rows[name].where(np.repeat(known, n_groups)) for name in (*FIGURES, *COUNTS)}
     if not rows["started"].any() and rows["submitted"].any():
         # Without starts nothing says when anything was held or waited.
         blank |= dict.fromkeys(FIGURES, np.nan)
-    has_gpus = float(rows["gpu_hours"].sum() + rows["gpu_hours_waited"].sum()) > 0
     return UseSeries(
         frame=replace(frame, rows=rows.assign(**blank)),
         resource="gpus" if has_gpus else "cpus",
-        hours=np.maximum(np.minimum(ends_s, now_s) - begins_s, 1) / HOUR_S,
+        hours=np.maximum(ends_s - begins_s, 1) / HOUR_S,
     )
-
-
-def _known_steps(context: ReportContext, begins_s: Times, ends_s: Times) -> NDArray[np.bool_]:
-    """Return which steps were recorded, by the readings of the accounting.
-
-    Of a history that is not live, those from its first submission to its end.
-    """
-    known: NDArray[np.bool_] = begins_s < int(context.query.now.timestamp())
-    first, _ = context.spans
-    if not pd.isna(first):
-        known &= ends_s > first.timestamp()
-    read = context.warehouse.coverage(context.cluster)
-    read = read[read["source"] == JOBS]
-    if not context.live or read.empty:
-        return known
-    met = np.zeros(len(known), dtype=np.bool_)
-    for begin, end in zip(read["started_at"], read["ended_at"], strict=True):
-        met |= (begins_s < end.timestamp()) & (ends_s > begin.timestamp())
-    # What was loaded from files before the first reading has no record of its span.
-    known &= met | (begins_s < read["started_at"].min().timestamp())
-    return known
 
 
 def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, str]:
@@ -208,7 +193,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     unit, step = partitions.unit, partitions.frame.step
     charts = [
         partitions.use_chart(by="partition", capacity=capacity, note=note),
-        *([accounts.use_chart(by="account", capacity=capacity)] if accounts.groups != [UNKNOWN] else []),
+        *([accounts.use_chart(by="account", capacity=capacity)] if accounts.groups != [UNNAMED] else []),
         partitions.waiting_chart(),
         *waits.wait_charts(),
         partitions.chart("submissions", "Jobs submitted", "jobs", partitions.lines("submitted"), kind="bars"),
@@ -262,8 +247,18 @@ def _first_month(context: ReportContext) -> datetime:
     return first.to_pydatetime().astimezone(UTC)
 
 
+def _parts_of_months(begins: pd.Series[Any], until: datetime) -> pd.Series[Any]:
+    """Return the begin and end of each month that is not whole, by its begin in each row."""
+    edges = [*begins.drop_duplicates(), pd.Timestamp(until).tz_convert(begins.dt.tz)]
+    ends = dict(itertools.pairwise(edges))
+    is_whole = {begin: all(edge == edge.normalize().replace(day=1) for edge in (begin, ends[begin])) for begin in ends}
+    texts = {begin: f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}" for begin, end in ends.items()}
+    return begins.map({begin: None if is_whole[begin] else text for begin, text in texts.items()})
+
+
 def _month_table(months: UseSeries) -> ReportTable:
     rows = months.frame.rows
+    rows = rows.assign(part=_parts_of_months(rows["day"], months.frame.until))
     rows = rows[(rows["submitted"] > 0) | (rows["cpu_hours"] > 0) | (rows["gpu_hours"] > 0)]
     rows = rows.assign(month=rows["day"].dt.strftime("%Y-%m")).iloc[::-1].reset_index(drop=True)
     hidden = {"GPUHours"} if months.resource == "cpus" else set()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from helios.app.clusters import NOT_LIVE
 from helios.app.explain_past import ID_USED_BEFORE
 from helios.model.nodes import expand_valid
 from helios.report.admin.decisions import decision_rows
@@ -29,9 +30,14 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         # They tell how long others' jobs ran, and whose they were.
         remarks = tuple(text for text in found.remarks if not text.startswith(ID_USED_BEFORE))
         found = replace(found, rests_on="", held_by=(), remarks=remarks, target=())
+    # The table of its life has each run, and the page says itself that it is a history.
+    told = {
+        *(list(found.runs.lines())[1:] if found.runs else ()),
+        *(text for text in found.remarks if NOT_LIVE in text),
+    }
     decided = decision_rows(found.decisions, title="What Helios decided")
     sections = [
-        PageSection(sentences=found.lines()),
+        PageSection(sentences=[line for line in found.lines() if line not in told]),
         PageSection(title="The job", tables=[_request(found)]),
         _life(found),
         _predictions(found),

@@ -7,6 +7,7 @@ for a minute, because the page is asked for every few seconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -27,17 +28,18 @@ from helios.dates import local_day
 from helios.errors import HeliosError, NotEnoughHistory
 from helios.model import Mode, Snapshot
 from helios.report.admin.decisions import CYCLE, with_results
-from helios.report.admin.sacct_format import as_json
+from helios.report.admin.sacct_format import FieldKind, as_json, declare_fields
 from helios.report.advice_table import advice_by_kind
 from helios.report.energy import energy_sentences
-from helios.report.html import PageSection
+from helios.report.html import PageSection, TableCells
 from helios.report.stored_study import latest_study
 from helios.report.tables import counted
 from helios.units import duration, in_number
 from helios.warehouse import Warehouse
 from helios.web.page import Page, Reader, Role, Section
 from helios.web.pages.history import capacity_of, use_series
-from helios.web.pages.queue import count_jobs, count_sentence, queue_records, queue_table, waiting_jobs
+from helios.web.pages.nodes import FAILED, count_nodes, described_nodes
+from helios.web.pages.queue import count_jobs, count_sentence, queue_records, short_queue_table, waiting_jobs
 from helios.web.site import Site
 
 WAITING_ROWS = 5
@@ -46,12 +48,14 @@ STATEMENTS = 3
 WINDOWS = {Role.ADMIN: "now-7days", Role.MANAGER: "now-30days", Role.USER: "now-7days"}
 """Begin of the window of the charts."""
 CHANGES = timedelta(days=7)
+STARTS = declare_fields(("Starts", "starts", FieldKind.TEXT, 30, "When it may start"))
 ACCOUNTS = 8
 FAILED_NODES = 5
 """Failed nodes that are named."""
 COUNTED = (Result.DONE, Result.WOULD)
-DOWN = ("DOWN", "ERROR", "FAIL")
-DRAINED = ("DRAIN", "FAIL", "NOT_RESPONDING")
+DESCRIBED = ("name", "state", "label", "reason")
+_OPTIONS = re.compile(r" --(?:cluster|from|to) \S+")
+"""Options of a command that the page of the study has too."""
 Values = dict[str, Any]
 Part = tuple[Section, Values]
 
@@ -62,24 +66,27 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     live = site.live() if history is None else None
     lines, values = _head(site, reader, live, history)
     recent = _kept(site, reader, "recent", _recent)
-    # Of a history the last week is what there is to say first.
-    lines = [*recent[0].sentences, *lines] if history else [*lines, *recent[0].sentences]
+    # Of a history, and to a manager, sums are what there is to say first.
+    sums_first = history is not None or reader.role is Role.MANAGER
+    lines = [*recent[0].sentences, *lines] if sums_first else [*lines, *recent[0].sentences]
     sections: list[PageSection] = [PageSection(sentences=lines)]
-    parts = [(replace(recent[0], sentences=()), recent[1])]
     snapshot = live if isinstance(live, Snapshot) else None
+    parts: list[Part] = []
     if reader.is_admin:
-        parts += [
-            _problems(snapshot, _kept(site, reader, "problems", _known_problems)),
-            *([_kept(site, reader, "changes", _changes)] if history is None else []),
-        ]
+        parts.append(_problems(snapshot, _kept(site, reader, "problems", _known_problems)))
     if reader.role is Role.MANAGER:
         parts += [_kept(site, reader, "accounts", _accounts), _kept(site, reader, "energy", _energy)]
-    if reader.sees_sums:
-        parts.append(_kept(site, reader, "findings", _findings))
-    if snapshot is not None:
-        parts.append(_waiting(snapshot, reader))
+    if snapshot is not None and reader.role is not Role.MANAGER:
+        parts.append(_waiting(site, snapshot, reader))
     if not reader.sees_sums:
         parts.append(_kept(site, reader, "advice", _advice))
+    parts.append((replace(recent[0], sentences=()), recent[1]))
+    if reader.is_admin and history is None:
+        parts.append(_kept(site, reader, "changes", _changes))
+    if reader.sees_sums:
+        parts.append(_kept(site, reader, "findings", _findings))
+    if snapshot is not None and reader.role is Role.MANAGER and values["pending"]:
+        parts.append(_waiting(site, snapshot, reader))
     for section, told in parts:
         sections.append(section)
         values |= told
@@ -108,7 +115,7 @@ def _kept(site: Site, reader: Reader, name: str, make: Callable[[Site, Reader], 
 def _head(site: Site, reader: Reader, live: Snapshot | str | None, history: str | None) -> tuple[list[str], Values]:
     """Return what waits and runs now, as sentences and as values."""
     if live is None:
-        lines = ["There is no Slurm here whose queue could be shown."]
+        lines: list[str] = []
         values: Values = {"cluster": history, "queue": [], "history": {}}
         if reader.is_admin:  # of nobody else: the span is that of everybody's jobs
             span = site.keep(("span", history), lambda: _span(site, str(history)))
@@ -124,8 +131,11 @@ def _head(site: Site, reader: Reader, live: Snapshot | str | None, history: str 
         capacity = float(live.nodes["gpus"].sum())
         values["gpus"] = capacity
         line = f"{line[:-1]} of {capacity:,.0f}." if capacity else line
+        line = f"{line} {count_nodes(described_nodes(live.nodes))}"
     state, lines = _state(site)
-    return [line, *lines], {**values, **state, "queue": queue_records(waiting_jobs(live, reader), reader)}
+    has_none = reader.role is Role.MANAGER and not values["pending"] + values["running"]
+    queue = queue_records(waiting_jobs(live, reader), reader)
+    return [*([] if has_none else [line]), *lines], {**values, **state, "queue": queue}
 
 
 def _state(site: Site) -> tuple[Values, list[str]]:
@@ -161,8 +171,9 @@ def _recent(site: Site, reader: Reader) -> Part:
         found = use_series(context, "", since=begin)
         capacity, _ = capacity_of(context, found.resource) if reader.sees_sums else (None, "")
         since, until = context.format_time(begin), context.format_time(context.until)
+        is_live = context.live
         timezone = context.timezone
-    quantiles = {"p50_wait_s": "half wait less", "p90_wait_s": "9 of 10 wait less"}
+    quantiles = {"p50_wait_s": "median", "p90_wait_s": "9 of 10 wait less"}
     waits = [replace(line, name=name) for column, name in quantiles.items() for line in found.lines(column)]
     charts = [
         found.use_chart(capacity=capacity),
@@ -181,9 +192,10 @@ def _recent(site: Site, reader: Reader) -> Part:
         "last_day": None if last["day"] is None else f"{last['day']:%Y-%m-%d}",
         **{name: last[name] for name in ("p50_wait_s", "p90_wait_s")},
     }
+    days_shown = f"Since {since[:10]}" if is_live else f"{since[:10]} to {until[:10]}"
     section = Section(
         title="Use and waits",
-        sentences=[f"{since} to {until} ({timezone}): {_week_sentence(week, found.resource, reader)}"],
+        sentences=[f"{days_shown}: {_week_sentence(week, found.resource, reader)}"],
         charts=[replace(chart, is_small=True, picks_window=False) for chart in charts if not chart.is_empty],
         more=("All charts", "/history"),
     )
@@ -199,7 +211,7 @@ def _week_sentence(week: Values, resource: str, reader: Reader) -> str:
     if week["last_day"] is None:
         return ", ".join(told) + "."
     middle, long = (duration(week[name]) for name in ("p50_wait_s", "p90_wait_s"))
-    waits = f"On {week['last_day']} half of the jobs waited less than {middle}, 9 of 10 less than {long}."
+    waits = f"Of those of {week['last_day']} that started, half waited at most {middle}, 9 of 10 at most {long}."
     return f"{', '.join(told)}. {waits}"
 
 
@@ -222,23 +234,24 @@ def _problems(live: Snapshot | None, known: Part) -> Part:
     """Return what needs a person, with the nodes that failed."""
     section, values = known
     failed = [] if live is None else _failed_nodes(live)
-    lines = [f"{node}: {why}" for node, why in failed[:FAILED_NODES]]
-    lines += [f"{counted(len(failed) - FAILED_NODES, 'more node')}."] if len(failed) > FAILED_NODES else []
-    more = ("Nodes", "/nodes") if failed else None
-    sentences = [*section.sentences, *lines] or ["Nothing."]
+    table = TableCells(header=[("Node", True), ("Why", True)], rows=failed[:FAILED_NODES])
     told = {**values, "failed_nodes": [{"node": node, "why": why} for node, why in failed]}
-    return replace(section, sentences=sentences, more=more), told
+    return replace(
+        section,
+        sentences=section.sentences or ([] if failed else ["Nothing."]),
+        tables=[table],
+        notes=[f"{counted(len(failed) - FAILED_NODES, 'more node')}."] if len(failed) > FAILED_NODES else [],
+        more=("Nodes", "/nodes") if failed else None,
+    ), told
 
 
 def _failed_nodes(live: Snapshot) -> list[tuple[str, str]]:
     """Return nodes that are down or drained, and why."""
-    texts = live.nodes[["name", "state", "flags", "reason"]].astype("object").fillna("").astype("str")
-    found = []
-    for name, state, flags, reason in texts.itertuples(index=False):
-        words = [state, *filter(None, flags.split("+"))]
-        if state in DOWN or any(word in DRAINED for word in words):
-            found.append((name, "+".join(words) + (f", {reason}" if reason else "")))
-    return found
+    return [
+        (name, state if pd.isna(reason) or not reason else f"{state}, {reason}")
+        for name, state, label, reason in described_nodes(live.nodes)[list(DESCRIBED)].itertuples(index=False)
+        if label in FAILED
+    ]
 
 
 def _changes(site: Site, _: Reader) -> Part:
@@ -296,7 +309,9 @@ def _findings(site: Site, reader: Reader) -> Part:
         lines = ["No study is kept yet: helios study --keep"]
     else:
         lines = [
-            f"{one['sentence']}" + (f" Try: {one['command']}" if one["command"] and reader.is_admin else "")
+            one["sentence"].split(". ")[0].rstrip(".")
+            + "."
+            + (f" Try: {_OPTIONS.sub('', one['command'])}" if one["command"] and reader.is_admin else "")
             for one in found
         ] or ["Nothing that the last study looked at is worth a try."]
     section = Section(
@@ -309,18 +324,33 @@ def _findings(site: Site, reader: Reader) -> Part:
     return section, {"findings": [{name: one[name] for name in names} for one in found]}
 
 
-def _waiting(live: Snapshot, reader: Reader) -> Part:
-    """Return the first waiting jobs."""
+def _waiting(site: Site, live: Snapshot, reader: Reader) -> Part:
+    """Return the first waiting jobs, for who sees the own ones alone with when they may start."""
     rows = waiting_jobs(live, reader)
+    shown, values, notes = rows.head(WAITING_ROWS), Values(), list[str]()
+    table = short_queue_table(shown, reader)
+    if len(shown) and not reader.is_admin:
+        starts = site.starts(reader, live, shown)
+        rows_with = table.rows.assign(starts=[start.in_short() for start in starts])
+        shown_names = (*table.shown, STARTS[0].name)
+        table = replace(table, rows=rows_with, fields=(*table.fields, *STARTS), shown=shown_names)
+        values["starts"] = [
+            {"job_id": job_id, **{name: start.to_json()[name] for name in ("p10_at", "p50_at", "p90_at", "problem")}}
+            for job_id, start in zip(shown["job_id"], starts, strict=True)
+        ]
+        if not all(start.problem for start in starts):
+            notes = [f"Starts are those of 8 in 10 simulations of the queue, as of {starts[0].taken_at:%H:%M} UTC."]
+    is_cut = len(rows) > WAITING_ROWS and not reader.is_admin
+    left_out = [f"The first {WAITING_ROWS} of {len(rows):,} are shown."] if is_cut else []
     section = Section(
-        title="Waiting, the next one first" if reader.is_admin else "Your waiting jobs",
-        tables=[queue_table(rows.head(WAITING_ROWS), reader)] if len(rows) else [],
+        title=f"The next of {counted(len(rows), 'waiting job')}" if reader.is_admin else "Your waiting jobs",
+        tables=[table] if len(rows) else [],
         sentences=[] if len(rows) else ["Nothing waits."],
-        notes=[f"The first {WAITING_ROWS} of {len(rows):,} are shown."] if len(rows) > WAITING_ROWS else [],
+        notes=[*left_out, *notes],
         more=("Queue", "/queue"),
         is_half=True,
     )
-    return section, {}
+    return section, values
 
 
 def _accounts(site: Site, reader: Reader) -> Part:

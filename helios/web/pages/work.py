@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.energy.ledger import energy_report
-from helios.errors import UsageError
+from helios.errors import NotEnoughHistory, UsageError
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
 from helios.report.html import PageSection
 from helios.web.chart import Chart, Line
@@ -23,6 +23,8 @@ from helios.web.site import Site
 LOOKS_BACK = timedelta(days=14)
 """Time before the window in which a user's last run is looked for. All runs of 10^6 jobs would take seconds."""
 
+BY = ("all", "source", "size", "day", "partition")
+"""What errors of predictions are grouped by."""
 NODE_LAYERS = {
     "busy": "with a job",
     "idle": "idle",
@@ -37,13 +39,13 @@ NODE_LAYERS = {
 def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of the predictions' errors."""
     by = given.get("by") or "day"
-    if by not in {"all", "source", "size", "day", "partition"}:
-        raise UsageError(f"by={by} is not known.", hint="Choose all, source, size, day or partition.")
+    if by not in BY:
+        raise UsageError(f"by={by} is not known.", hint=f"Choose {', '.join(BY[:-1])} or {BY[-1]}.")
     found = reports.prediction_report(site.report_query(reader, given), by=by, looks_back=LOOKS_BACK)
     note = f"The user's last run is looked for in the {LOOKS_BACK.days} days before the window."
-    page = report_page(
-        "Accuracy of predictions", replace(found, notes=(*found.notes, note)), form_fields=(*WINDOW, "by")
-    )
+    shown = tuple(name for name in found.shown if name != "By")  # it is the same in all rows
+    found = replace(found, notes=(*found.notes, note), shown=shown)
+    page = report_page("Accuracy of predictions", found, form_fields=(*WINDOW, "by"))
     return _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
 
 
@@ -101,7 +103,8 @@ def decisions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page
     start = {"from": "now-1days"} if not given.get("from") else {}
     results = (given["result"],) if given.get("result") else ()
     answer = reports.decision_report(site.report_query(reader, {**given, **start}), results=results)
-    return report_page("Decisions", answer, form_fields=(*CHOICE, "result"))
+    newest_first = replace(answer, rows=answer.rows.iloc[::-1])
+    return report_page("Decisions", newest_first, form_fields=(*CHOICE, "result"))
 
 
 def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
@@ -111,16 +114,32 @@ def services_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 
 def energy_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of node hours and energy."""
-    ledger = energy_report(site.report_query(reader, given), energy=site.settings.energy)
+    query = site.report_query(reader, given)
+    try:
+        ledger = energy_report(query, energy=site.settings.energy)
+    except NotEnoughHistory:
+        return _page_without_nodes(query)
     found = report_page("Energy", energy_answer(ledger), form_fields=WINDOW, sentences=energy_sentences(ledger))
     return _with_charts(replace(found, values=ledger.to_json()), energy_charts(ledger))
+
+
+def _page_without_nodes(query: reports.ReportQuery) -> Page:
+    """Return the page of energy of a window in which no node is known."""
+    with reports.open_context(query) as context:
+        title, cluster = context.title("energy"), context.cluster
+    lines = [
+        f"Energy is not known: no node of {cluster} is known in this window, since no job of it says where it ran, and "
+        "no state of a node was recorded.",
+        "A history that never names nodes has no energy in any window.",
+    ]
+    values: dict[str, Any] = {"title": title, "cluster": cluster, "rows": [], "total": None, "problem": lines[0]}
+    sections = [PageSection(sentences=lines)]
+    return Page(title="Energy", subtitle=title, sections=sections, values=values, form_fields=WINDOW)
 
 
 def energy_charts(ledger: EnergyLedger) -> list[Chart]:
     """Return what nodes did over time, and what they drew and saved by day."""
     levels, days = ledger.levels, ledger.rows
-    # A day of which nothing is known drew an unknown amount, not none.
-    known = days[["busy_h", "idle_h", "asleep_h", "moving_h", "out_h"]].sum(axis=1).to_numpy() > 0
     hours = [int(time.timestamp()) for time in levels["time"]]
     lines = [Line(name=name, values=_plain(levels[column])) for column, name in NODE_LAYERS.items()]
     lines = [line for line in lines if any(line.values)]
@@ -149,15 +168,15 @@ def energy_charts(ledger: EnergyLedger) -> list[Chart]:
             name="drawn",
             title="Energy by day",
             lines=[
-                Line(name="nodes with a job", values=_plain((days["kwh"] - days["idle_kwh"]).where(known))),
-                Line(name="idle nodes", values=_plain(days["idle_kwh"].where(known))),
+                Line(name="nodes with a job", values=_plain(days["kwh"] - days["idle_kwh"])),
+                Line(name="idle nodes", values=_plain(days["idle_kwh"])),
             ],
             note="By the model of energy. Hours of which nothing is known are not in it.",
             **by_day,
         ),
     ]
     if ledger.slept:
-        saved = Line(name="saved", values=_plain(ledger.daily[ALWAYS_ON].where(known)))
+        saved = Line(name="saved", values=_plain(ledger.daily[ALWAYS_ON]))
         charts.append(Chart(name="saved", title="Saved by sleep against all nodes on", lines=[saved], **by_day))
     return charts
 

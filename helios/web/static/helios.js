@@ -33,6 +33,12 @@
     return lines.map(line => line.values.map((value, at) => known[at] ? (sums[at] += value || 0) : null));
   };
 
+  // A value between two unknown ones is on no line: it is a point.
+  const alone = (plot, place) => {
+    const values = plot.data[place];
+    return [...values.keys()].filter(at => values[at] != null && values[at - 1] == null && values[at + 1] == null);
+  };
+
   const draw = (figure, chart) => {
     const box = figure.querySelector(".drawing");
     const isSmall = figure.classList.contains("small"), height = isSmall ? SMALL : HEIGHT;
@@ -67,7 +73,7 @@
         label: lines[at].name, paths,
         stroke: isLine ? drawn : colour("--card"), width: isLine ? 2 : 1, dash: isLine && at % 2 ? [8, 3] : undefined,
         fill: isLine ? undefined : drawn,
-        points: { show: isLine && chart.times.length < 2, fill: drawn, stroke: drawn },
+        points: { show: isLine, filter: alone, fill: drawn, stroke: drawn },
         value: (_, __, ___, index) => index == null ? "" : written(lines[at].values[index], chart.unit),
       };
     });

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.clusters import last_weeks
+from helios.app.reports import ReportQuery, usage_report
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import put_empty_database
@@ -48,3 +49,13 @@ def test_two_histories_of_one_name_are_told_apart(tmp_path: Path) -> None:
             load(warehouse, day)
             found.append(last_weeks(warehouse, "dev"))
     assert found[0] != found[1]
+
+
+def test_a_tiny_record_lasts_until_the_last_thing_known(tmp_path: Path) -> None:
+    with Warehouse.open(put_empty_database(tmp_path / "helios.db")) as warehouse:
+        job = a_job(submitted_at=AT, started_at=AT + timedelta(hours=1), run_time_s=7_200.0)
+        options = {"cluster": "dev", "path": "p", "sha256": "1", "format": "sacct", "timezone": "UTC"}
+        warehouse.load([a_batch(job)], **options)  # type: ignore[arg-type]  # all are texts
+        assert last_weeks(warehouse, "dev") == (AT, AT + timedelta(hours=3, seconds=1))
+        table = usage_report(ReportQuery(url=warehouse.url, now=AT + timedelta(days=90)), group="user")
+    assert (table.rows["gpu_hours"].tolist(), table.rows["waiting"].tolist()) == ([2.0], [0])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from helios.app import doctor
 from helios.app.controllers import NODES_MEMORY
 from helios.app.live_cluster import BACK_END, preflight
 from helios.app.modes import pause, set_mode
 from helios.app.status import HEALTH_FILE
+from helios.cli.main import application
 from helios.config import Settings
 from helios.control import NodeControllerState, ServiceMode
 from helios.control.state import Failure
@@ -117,6 +120,17 @@ def test_a_warehouse_that_cannot_be_written_is_no_warehouse(fake_site: FakeSite)
     assert finding(fake_site, "warehouse").verdict is FindingLevel.OK
     said = finding(fake_site, "warehouse", database={"url": read_only})
     assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
+
+
+def test_kept_sums_that_differ_from_the_jobs_are_found_and_made_anew(fake_site: FakeSite) -> None:
+    assert finding(fake_site, "sums").verdict is FindingLevel.OK
+    with sqlite3.connect(fake_site.folder / "helios.db") as database:
+        database.execute("UPDATE job_sums SET submitted = submitted + 1")
+    said = finding(fake_site, "sums")
+    assert (said.verdict, said.hint) == (FindingLevel.FAIL, "Make them anew: helios db upgrade --sums")
+    done = CliRunner().invoke(application, said.hint.split()[-3:], env={"HELIOS_DATABASE_URL": fake_site.url})
+    assert done.exit_code == 0, done.output
+    assert finding(fake_site, "sums").verdict is FindingLevel.OK
 
 
 def test_nodes_that_failed_to_wake_are_named(fake_site: FakeSite) -> None:
@@ -280,3 +294,9 @@ def test_a_back_end_that_cannot_be_used_is_a_failed_check(program: Program) -> N
     settings = Settings.model_validate({"slurm": {"backend": "pyslurm", "commands": str(folder), "python": "/no"}})
     (said,) = (found for found in preflight(settings) if found.check == BACK_END)
     assert said.verdict is FindingLevel.FAIL and "/no" in said.message and said.hint
+
+
+def test_a_prometheus_that_is_away_is_said(fake_site: FakeSite) -> None:
+    found = finding(fake_site, "prometheus", prometheus={"url": "http://127.0.0.1:1"})
+    assert found.verdict is FindingLevel.WARN
+    assert "does not answer" in found.message

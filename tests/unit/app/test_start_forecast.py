@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.app.start_forecast import QueueForecast, calibrate, forecast_start, wait_quantiles
+from helios.app.start_forecast import QueueForecast, calibrate, forecast_start, forecast_starts, wait_quantiles
 from helios.model import JOBS, Snapshot
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SlurmSite
 from helios.report.job import StartForecast
@@ -64,6 +64,15 @@ def test_a_job_waits_for_the_predicted_end_on_its_node() -> None:
     after = starts_after(snapshot, a_site("node1"), "1")
     assert all(3_000 < moment < 4_200 for moment in after)
     assert max(after) - min(after) < 900
+
+
+def test_several_jobs_are_forecast_as_each_alone() -> None:
+    pending = [whole_node(job_id=f"{n}", priority=1_000.0 - n, **exact(1_000.0)) for n in range(3)]
+    snapshot = a_snapshot(pending=[*pending, whole_node(job_id="9", priority=0.0)], nodes=[a_node()])
+    found = forecast_starts(snapshot, a_site("node1"), LONG_AGO, snapshot.pending)
+    alone = [forecast_start(snapshot, a_site("node1"), LONG_AGO, row) for _, row in snapshot.pending.iterrows()]
+    assert [one.p50_at for one in found] == [one.p50_at for one in alone]
+    assert [one.problem for one in found] == ["", "", "", "it is held"]
 
 
 def test_without_history_the_limit_counts_whatever_is_predicted() -> None:

@@ -15,7 +15,7 @@ from .crowds import clusters_with_jobs
 from .reference import reference_replay
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
-thorough = settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def assert_alike(ours, simulator):
@@ -161,7 +161,7 @@ def asks(trainer, order):
 @pytest.mark.parametrize("backfill", list(Backfill))
 @pytest.mark.parametrize("order", ALL_ORDERS)
 @given(case=clusters_with_jobs())
-@settings(thorough, max_examples=examples(60))
+@settings(thorough, max_examples=examples(25))
 def test_predictions_in_the_timeline_learn_the_ends_of_the_reference(order, backfill, case):
     shape, workload, _ = case
     ours = replay(workload, shape, backfill=backfill, order=ALL_ORDERS[order], predictor=Learner(workload))
@@ -172,7 +172,7 @@ def test_predictions_in_the_timeline_learn_the_ends_of_the_reference(order, back
 @pytest.mark.parametrize("backfill", list(Backfill))
 @pytest.mark.parametrize("order", ALL_ORDERS)
 @given(case=clusters_with_jobs(), guard=guards(), again_s=st.integers(1, 30))
-@settings(thorough, max_examples=examples(60))
+@settings(thorough, max_examples=examples(25))
 def test_jobs_predicted_again_while_they_wait_start_as_in_the_reference(order, backfill, case, guard, again_s):
     shape, workload, _ = case
     ours = replay(

@@ -16,6 +16,7 @@ from helios.model.trial_runs import CurvePoint, TrialRun
 from helios.training.learning_curve import BUILT_IN, SHARES, EarlierCurves, earlier_curves, forecast_steps
 from helios.training.model import StepsToTarget
 from tests.examples import examples
+from tests.machine import slowness
 
 
 def curve(values: Sequence[float | None], *, every: int = 10) -> tuple[CurvePoint, ...]:
@@ -222,7 +223,7 @@ def test_forecast_of_a_long_curve_takes_less_than_a_millisecond() -> None:
         for points in curves:
             forecast_steps.__wrapped__(points, 0.95, True, horizon=4000.0)
         times_s.append((time.process_time() - began_s) / len(curves))
-    assert min(times_s) < 0.001  # a third of it where nothing else runs
+    assert min(times_s) < 0.001 * slowness()  # a third of it where nothing else runs
 
 
 @given(

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from helios.model import Mode
 from helios.private_files import read_secret
 from helios.report.stored_study import study_path
 from helios.study.study import load_study, store_study, study
+from helios.testing import FakeNodes, a_node
 from helios.warehouse import Warehouse
 from helios.web.application import Access, web_application
 from helios.web.openapi import openapi
@@ -115,8 +117,8 @@ def test_every_page_of_the_menu_answers_in_html_and_json(web: TestClient, route:
     assert page.headers["content-type"].startswith("text/html")
     assert values.headers["content-type"] == "application/json"
     assert page.status_code == values.status_code
-    # Nodes are not part of this cluster, and no history names any.
-    assert page.status_code == (503 if path in {"/nodes", "/energy"} else 200)
+    # Nodes are not part of this cluster.
+    assert page.status_code == (503 if path == "/nodes" else 200)
     assert "Traceback" not in page.text
     assert not re.search(r"(?:src|href|action)=\"?(?:https?:)?//", page.text)
 
@@ -141,7 +143,7 @@ def test_use_has_who_only_held_gpus_in_the_window(web: TestClient) -> None:
     ("accepted", "query", "begin"),
     [
         ("application/json;q=0.9,text/plain", {}, '{"title"'),
-        ("text/csv; charset=utf-8", {"format": "csv"}, "group,jobs"),
+        ("text/csv; charset=utf-8", {"format": "csv"}, "account,jobs"),
     ],
 )
 def test_requests_of_grafanas_infinity_data_source_are_answered(
@@ -288,8 +290,65 @@ def test_nodes_have_a_page_each(tmp_path: Path) -> None:
         assert sum(pool["total"] for pool in pools) == len(fake_site.nodes.snapshot().nodes)
         assert pools[0]["pool"] in web.get("/nodes", headers=HTML).text
         name = fake_site.nodes.snapshot().nodes["name"].iloc[0]
+        assert "/pools/" not in web.get("/nodes", headers=HTML).text  # pools of nodes are none of trials
         assert name in web.get(f"/nodes/{name}", headers=HTML).text
         assert web.get("/nodes/nowhere", headers=JSON).status_code == 404
+
+
+def test_all_nodes_are_listed_those_that_failed_first(fake_site: FakeSite) -> None:
+    nodes = FakeNodes(name="dev", nodes=[a_node(name=f"n{number}") for number in (1, 2, 3)])
+    nodes.drain("n2", reason="a GPU is lost")
+    fake_site.cluster.nodes = nodes.snapshot().nodes.to_dict("records")
+    operations = Operations(
+        fake_site.settings,
+        open_cluster=lambda _: replace(fake_site.live_cluster(), nodes=lambda: nodes),
+        clock=lambda: fake_site.cluster.now,
+    )
+    site = Site(fake_site.settings, clock=lambda: fake_site.cluster.now, operations=operations)
+    with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
+        told, page = web.get("/nodes", headers=JSON).json(), web.get("/nodes", headers=HTML).text
+        overview = web.get("/", headers=HTML).text
+    assert [node["name"] for node in told["nodes"]] == ["n2", "n1", "n3"]
+    assert (told["nodes"][0]["state"], told["nodes"][0]["reason"]) == ("IDLE+DRAIN", "a GPU is lost")
+    assert '<a href="/nodes/n2">' in page and '<a href="/nodes/n2">' in overview
+    assert "3 nodes: 2 idle, 1 drained." in page and "3 nodes: 2 idle, 1 drained." in overview
+
+
+def test_what_runs_is_listed_with_the_time_that_is_left(fake_site: FakeSite, web: TestClient) -> None:
+    job = fake_site.cluster.submit(user="alice", time_limit_s=7_200.0)
+    fake_site.cluster.start(job, node_list="n[1-2]")
+    fake_site.cluster.tick(timedelta(hours=1))
+    (row,) = web.get("/running", headers=JSON).json()["jobs"]
+    assert (row["job_id"], row["node_list"]) == (job, "n[1-2]")
+    assert row["ran_s"] == row["left_s"] == pytest.approx(3_600.0, abs=60.0)
+    assert f"/jobs/{job}" in web.get("/running", headers=HTML).text
+
+
+def test_slurms_reason_stands_in_the_queue_for_an_admin_only(fake_site: FakeSite) -> None:
+    fake_site.cluster.submit(user="bob", reason="QOSMaxGRESPerUser")
+    with client(fake_site, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+        shown = {user: web.get("/queue", headers={**HTML, "X-Remote-User": user}).text for user in ("root", "bob")}
+        told = {user: web.get("/queue", headers={**JSON, "X-Remote-User": user}).json() for user in ("root", "bob")}
+    assert "QOSMaxGRESPerUser" in shown["root"] and "QOSMaxGRESPerUser" not in shown["bob"]
+    assert told["root"]["queue"][0]["reason"] == "QOSMaxGRESPerUser" and "reason" not in told["bob"]["queue"][0]
+
+
+def test_decisions_begin_with_the_newest_and_lead_to_their_jobs(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="bob")
+    for _ in range(2):
+        fake_site.cycles.cycle(modes=ACTIVE)
+        fake_site.cluster.tick(timedelta(minutes=30))
+    with client(fake_site) as web:
+        rows, page = web.get("/decisions", headers=JSON).json()["rows"], web.get("/decisions", headers=HTML).text
+    times = [row["decided_at"] for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert f'href="/jobs/{job}"' in page and 'href="/jobs/dev"' not in page
+
+
+def test_long_answers_are_compressed_and_short_ones_are_not(web: TestClient) -> None:
+    assert web.get("/static/uplot.min.js", headers=HTML).headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in web.get("/static/uplot.min.js", headers={**HTML, "Accept-Encoding": ""}).headers
+    assert "content-encoding" not in web.get("/nothing", headers=HTML).headers
 
 
 def test_the_latest_study_is_shown_with_its_figures(fake_site: FakeSite, web: TestClient) -> None:

@@ -108,17 +108,69 @@ def test_a_window_after_the_end_of_a_history_is_told(fake_site: FakeSite) -> Non
             started_at=begin + timedelta(hours=n),
             ended_at=begin + timedelta(hours=n, days=9),
         )
-        for n in range(50)
+        for n in range(120)
     ]
     with fake_site.warehouse() as warehouse:
         warehouse.load([a_batch(*jobs)], cluster="old", path="x", sha256="9", format="sacct", timezone="UTC")
     database = fake_site.settings.database.model_copy(update={"cluster": "old"})
     fake_site.settings = fake_site.settings.model_copy(update={"database": database})
     with client(fake_site, **PROXY) as web:
-        window = f"?from={begin + timedelta(days=5):%Y-%m-%d}&to={begin + timedelta(days=6):%Y-%m-%d}"
+        window = f"?from={begin + timedelta(days=7):%Y-%m-%d}&to={begin + timedelta(days=8):%Y-%m-%d}"
         page = web.get(f"/history{window}", headers={**HTML, "X-Remote-User": "root"}).text
     assert "This history ends before the window" in page
     assert "No job was in this window" not in page
+
+
+@pytest.fixture
+def alone(fake_site: FakeSite) -> Iterator[TestClient]:
+    """A history without Slurm: 200 jobs of 30 hours and 2 GPUs, an hour apart, from 2025-09-10 06:00 on."""
+    begin = pd.Timestamp("2025-09-10 06:00", tz="UTC")
+    long = {"run_time_s": 108_000.0, "gpus": 2}
+    jobs = [
+        a_job(job_id=f"n{n}", submitted_at=begin + timedelta(hours=n), user=("alice", "bob")[n % 2], **long)
+        for n in range(200)
+    ]
+    with fake_site.warehouse() as warehouse:
+        warehouse.load([a_batch(*jobs)], cluster="old", path="x", sha256="9", format="sacct", timezone="UTC")
+    database = fake_site.settings.database.model_copy(update={"cluster": "old"})
+    fake_site.settings = fake_site.settings.model_copy(update={"database": database})
+    with client(fake_site, **PROXY) as found:
+        yield found
+
+
+AROUND = "?from=2025-09-01&to=2025-09-30"
+"""A window around that history."""
+
+
+@pytest.mark.parametrize(("user", "first"), [("root", "09-10 06:00"), ("bob", "09-10 07:00")])
+def test_before_a_record_nothing_is_known_and_its_first_day_is_partial(
+    alone: TestClient, user: str, first: str
+) -> None:
+    chart = charts(alone, AROUND, user=user)["charts"]["submissions"]
+    begins = [f"{pd.Timestamp(time, unit='s', tz='UTC'):%m-%d %H:%M}" for time in chart["times"]]
+    assert begins[:3] == ["09-01 00:00", first, "09-11 00:00"]
+    assert pd.Timestamp(chart["end"], unit="s") == pd.Timestamp("2025-09-18 13:00:01")
+    assert chart["lines"][0]["values"][0] is None
+    table = alone.get(f"/history{AROUND}", headers={**HTML, "X-Remote-User": user}).text
+    assert f">2025-{first}<" in table and ">2025-09-11<" in table
+
+
+def test_a_mean_of_a_partial_day_is_over_the_part_that_is_known(alone: TestClient) -> None:
+    values = charts(alone, AROUND)["charts"]["use_by_partition"]["lines"][0]["values"]
+    assert values[1] == pytest.approx(19, rel=0.01)  # 2 GPUs x (18 + 17 + ... + 1) h in 18 h
+
+
+def test_a_month_that_is_not_whole_says_so(alone: TestClient) -> None:
+    (month,) = charts(alone, AROUND)["months"]
+    assert (month["month"], month["part"]) == ("2025-09", "2025-09-10 06:00 to 2025-09-18 13:00")
+
+
+def test_the_queue_before_and_after_a_record_is_unknown(alone: TestClient) -> None:
+    found = alone.get(f"/waiting{AROUND}", headers={**JSON, "X-Remote-User": "root"}).json()
+    running = {row["time"][:16]: row["running"] for row in found["rows"]}
+    assert running["2025-09-09T00:00"] is None and running["2025-09-20T00:00"] is None
+    assert running["2025-09-10T06:00"] == pytest.approx(9.5, rel=0.01)
+    assert "The record ends at 2025-09-18 13:00." in found["notes"]
 
 
 def test_capacity_is_that_of_known_nodes_alone(fake_site: FakeSite) -> None:
@@ -157,7 +209,7 @@ def test_a_table_has_the_hours_of_each_account_and_month(web: TestClient) -> Non
     reported = web.get("/accounts?from=now-60days", headers={**JSON, "X-Remote-User": "root"}).json()["rows"]
     assert sum(row["gpu_hours"] for row in rows) == pytest.approx(sum(row["gpu_hours"] for row in reported))
     csv = web.get("/history?format=csv", headers={**HTML, "X-Remote-User": "root"}).text
-    assert csv.startswith("month,group,gpu_hours")
+    assert csv.startswith("month,account,gpu_hours")
 
 
 def test_no_line_has_more_than_600_points(web: TestClient) -> None:

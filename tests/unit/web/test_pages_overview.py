@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from starlette.testclient import TestClient
 
 from helios.app.controllers import NODES_MEMORY
 from helios.app.model_drift import DRIFTED
+from helios.app.operations import Operations
 from helios.control import NodeControllerState, ServiceMode
 from helios.control.state import Failure
-from helios.model import MODES, Mode
+from helios.model import MODES, NODES, Mode
+from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
 from helios.report.stored_study import study_path
 from helios.testing import a_node, a_snapshot
+from helios.web.application import Access, web_application
 from helios.web.page import Reader
 from helios.web.pages import overview
 from helios.web.site import Site
 from tests.unit.app.sites import FakeSite
-from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
+from tests.unit.web.test_pages import ACTIVE, HTML, JSON, TOKEN, client
 
 PROXY: dict[str, Any] = {
     "user_header": "X-Remote-User",
@@ -125,6 +130,7 @@ def test_a_manager_sees_accounts_and_no_user(fake_site: FakeSite) -> None:
     assert [row["group"] for row in found["accounts"]] == ["lab"]
     assert found["week"]["jobs"] == 80
     shown = page(fake_site, "dean")
+    assert "Of yours" not in shown and "Your waiting jobs" not in shown  # nothing of the own waits
     assert "bob" not in json.dumps(found) + shown and "alice" not in json.dumps(found) + shown
 
 
@@ -179,3 +185,27 @@ def test_failed_nodes_are_named_with_their_reason() -> None:
         a_node(name="n4", flags="POWERED_DOWN"),
     ]
     assert overview._failed_nodes(a_snapshot(nodes=nodes)) == [("n1", "DOWN, power supply"), ("n2", "IDLE+DRAIN")]
+
+
+def test_a_user_sees_when_the_own_waiting_jobs_may_start(fake_site: FakeSite) -> None:
+    fake_site.cluster.submit(user="bob", gpus=8)
+    own = [fake_site.cluster.submit(user="alice", gpus=8) for _ in range(2)]
+    with fake_site.warehouse() as warehouse:
+        warehouse.add_nodes("dev", NODES.conform(pd.DataFrame([{"name": "n1", "partition": "gpu", "gpus": 8}])))
+    rules = SlurmSite(
+        nodes=(NodeGroup(names=("n1",), cpus=64, gpus={"": 8}),),
+        partitions=(PartitionRules(name="gpu", nodes=("n1",), is_default=True),),
+    )
+    live = replace(fake_site.live_cluster(), rules=lambda: rules)
+    operations = Operations(fake_site.settings, open_cluster=lambda _: live, clock=lambda: fake_site.cluster.now)
+    site = Site(fake_site.settings, clock=lambda: fake_site.cluster.now, operations=operations)
+    with TestClient(web_application(site, Access(token=TOKEN, **PROXY)), base_url="http://127.0.0.1") as web:
+        of = {user: web.get("/", headers={**JSON, "X-Remote-User": user}).json() for user in ("alice", "root")}
+        shown = web.get("/", headers={**HTML, "X-Remote-User": "alice"}).text
+    starts = of["alice"]["starts"]
+    assert [start["job_id"] for start in starts] == own
+    assert all(start["problem"] == "" for start in starts)
+    first, second = (pd.Timestamp(start["p50_at"]) for start in starts)
+    assert pd.Timestamp(of["alice"]["taken_at"]).floor("s") <= first < second
+    assert 'data-head="Starts"' in shown and "8 in 10 simulations" in shown
+    assert "starts" not in of["root"]

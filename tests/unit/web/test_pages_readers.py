@@ -33,6 +33,7 @@ from tests.unit.web.test_pages import ACTIVE, HTML, JSON, client
 PROXY: dict[str, Any] = {"user_header": "X-Remote-User", "admins": frozenset({"root"})}
 DECLARED = {name for route in ROUTES for name in route.query}
 UNDECLARED = {"cluster", "job", "q", "sort", "find", "page"}
+QUERY_OF = {route.path: set(route.query) for route in ROUTES}
 VALUES = {
     "user": ("bob", "eve", ""),
     "account": ("lab", "bobs"),
@@ -52,11 +53,33 @@ OF_MANAGER = {
     "html": ("", "?from=2001-01-01", "?format=csv"),
 }
 """What a manager asks of every page. No name of a user is in it, so that none comes back in a form."""
-OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start")
-"""What the page of an own job that waits or runs tells of everybody's jobs (docs/web.md)."""
+OF_QUEUE = ("p10_s", "p50_s", "p90_s", "source", "remaining_s", "rank", "rank_without", "queued", "start", "starts")
+"""What the page of an own job that waits or runs, and the first page of such jobs, tells of everybody's jobs."""
 SENTENCES_OF_QUEUE = re.compile(
     r"<p>(Predicted run|It has not ended|Starts|Ends|With |When it starts|It is number|Without Helios).*?</p>"
+    r'|data-head="Starts".*?</td>'
 )
+
+
+EVERY_QUERY = (
+    "",
+    *(f"?{name}={value}" for name in sorted(DECLARED | UNDECLARED) for value in VALUES.get(name, ("bob",))),
+    *(f"?user={user}&from={begin}" for user in ("bob", "eve") for begin in VALUES["from"]),
+    *(f"?account={name}&partition={name}&from=now-4weeks&user=eve" for name in ("bobs", "gpu")),
+)
+HTML_QUERIES = ("", "?user=bob", "?q=bob", "?from=2001-01-01", "?from=now-1hours", "?format=csv", "?q=bobs")
+
+
+def some_queries(declared: set[str]) -> Iterator[str]:
+    """Yield each parameter that a page may read once, all others at once, and a long window."""
+    first = {name: f"{name}={VALUES.get(name, ('bob',))[0]}" for name in sorted(DECLARED | UNDECLARED)}
+    read = declared | UNDECLARED
+    yield ""
+    yield from (f"?{first[name]}" for name in sorted(read))
+    yield "?" + "&".join(asked for name, asked in first.items() if name not in read)
+    if "from" in declared:
+        yield "?from=2001-01-01"
+        yield "?user=bob&from=2001-01-01"
 
 
 class SharedSite:
@@ -125,6 +148,10 @@ class SharedSite:
 
     def paths(self, web: TestClient) -> Iterator[str]:
         """Yield an address of every page, with every value for what stands in it."""
+        yield from (path for _, path in self.paths_of_routes(web))
+
+    def paths_of_routes(self, web: TestClient) -> Iterator[tuple[str, str]]:
+        """Yield the same addresses, each behind the path of its route."""
         states = [jobs[user] for jobs in (self.ended, self.running, self.waiting) for user in ("eve", "bob")]
         values = {
             "job": (*states, f"{self.ended['bob']}_3", "404404", "4711_[1-3]"),
@@ -140,37 +167,22 @@ class SharedSite:
                 continue
             names = re.findall(r"\{(\w+)\}", route.path)
             for chosen in itertools.product(*(values[name] for name in names)):
-                yield re.sub(r"\{(\w+)\}", "{}", route.path).format(*(quote(value) for value in chosen))
+                yield route.path, re.sub(r"\{(\w+)\}", "{}", route.path).format(*map(quote, chosen))
 
-    def answers(self, user: str) -> dict[tuple[str, str], tuple[int, Any]]:
-        """Return what a user is told at every address, by address and form."""
-        every = [(name, value) for name in sorted(DECLARED | UNDECLARED) for value in VALUES.get(name, ("bob",))]
-        queries = [f"?{name}={value}" for name, value in every]
-        queries += [f"?user={user}&from={begin}" for user in ("bob", "eve") for begin in VALUES["from"]]
-        queries += [f"?account={name}&partition={name}&from=now-4weeks&user=eve" for name in ("bobs", "gpu")]
+    def answers(self, user: str, *, every: bool) -> dict[tuple[str, str], tuple[int, Any]]:
+        """Return what a user is told at every address, by address and form, with some or with every query."""
         found: dict[tuple[str, str], tuple[int, Any]] = {}
         with client(self.fake_site, **PROXY) as web:
-            for path in self.paths(web):
+            for route, path in self.paths_of_routes(web):
                 is_live = path in {f"/jobs/{jobs['eve']}" for jobs in (self.running, self.waiting)}
-                is_own = is_live or path == f"/jobs/{self.ended['eve']}"
-                # These pages are made anew each time, so that one value for each parameter must do.
-                asked = [f"?{name}={VALUES.get(name, ['bob'])[0]}" for name, _ in every] if is_own else queries
-                for query in ("", *dict.fromkeys(asked)):
+                for query in EVERY_QUERY if every else some_queries(QUERY_OF.get(route, set())):
                     told = web.get(path + query, headers={**JSON, "X-Remote-User": user})
-                    hidden = OF_QUEUE if is_live else ()
+                    hidden = OF_QUEUE if is_live or path == "/" else ()
                     values = {name: value for name, value in told.json().items() if name not in hidden}
                     found[path + query, "json"] = told.status_code, values
-                for query in (
-                    "",
-                    "?user=bob",
-                    "?from=2001-01-01",
-                    "?from=now-1hours",
-                    "?format=csv",
-                    "?q=bob",
-                    "?q=bobs",
-                ):
+                for query in HTML_QUERIES if every else HTML_QUERIES[:3]:
                     page = web.get(path + query, headers={**HTML, "X-Remote-User": user})
-                    text = SENTENCES_OF_QUEUE.sub("", page.text) if is_live else page.text
+                    text = SENTENCES_OF_QUEUE.sub("", page.text) if is_live or path == "/" else page.text
                     found[path + query, "html"] = page.status_code, text
         return found
 
@@ -181,11 +193,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> SharedSite:
     return SharedSite(tmp_path_factory.mktemp("shared"))
 
 
-def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "every"])
+def test_no_answer_to_a_stranger_changes_when_another_user_is_gone(tmp_path: Path, every: bool) -> None:
     shared = SharedSite(tmp_path)
-    before = shared.answers("eve")
+    before = shared.answers("eve", every=every)
     shared.remove_bob()
-    after = shared.answers("eve")
+    after = shared.answers("eve", every=every)
     assert {address: (was, after[address]) for address, was in before.items() if after[address] != was} == {}
     told = {path for (path, _), (status, _) in before.items() if status == 200}
     own = {f"/jobs/{jobs['eve']}" for jobs in (shared.ended, shared.running, shared.waiting)}
@@ -208,12 +221,30 @@ def test_no_answer_to_a_manager_names_another_user(shared: SharedSite) -> None:
     assert not {path for path in told if path.startswith(("/jobs/", "/users"))}
 
 
+def test_a_manager_learns_from_no_parameter_whether_a_user_is_there(shared: SharedSite) -> None:
+    every = {name: VALUES.get(name, ("9002",))[0] for name in sorted(DECLARED | UNDECLARED)}
+    with client(shared.fake_site, **PROXY, managers=frozenset({"carol"})) as web:
+
+        def told(path: str, name: str, value: str) -> tuple[int, str]:
+            answer = web.get(path, params={name: value}, headers={**JSON, "X-Remote-User": "carol"})
+            return answer.status_code, answer.text
+
+        paths = [path for path in shared.paths(web) if path != "/openapi.json"]
+        for path, (name, value) in itertools.product(paths, every.items()):
+            status, text = told(path, name, value)
+            if value == "bob":
+                other, otherwise = told(path, name, "zed")
+                assert (status, re.sub(r"\b(bob|zed)\b", "", text)) == (other, re.sub(r"\b(bob|zed)\b", "", otherwise))
+            elif status == 200:
+                assert not re.search(r"\b(bob|eve)\b", text), (path, name, value)
+
+
 def test_an_admin_sees_the_jobs_of_all(shared: SharedSite) -> None:
     with client(shared.fake_site, **PROXY) as web:
         of_root = {**JSON, "X-Remote-User": "root"}
         for route in ROUTES:
-            if "{" not in route.path:  # nodes are not part of this cluster, and no history names any
-                expected = 503 if route.path in {"/nodes", "/energy"} else 200
+            if "{" not in route.path:  # nodes are not part of this cluster
+                expected = 503 if route.path == "/nodes" else 200
                 assert (route.path, web.get(route.path, headers=of_root).status_code) == (route.path, expected)
         now = web.get("/", headers=of_root).json()
         assert {row["user"] for row in now["queue"]} == {"bob", "eve"}

@@ -14,7 +14,7 @@ from helios.model import NODES, PREDICTIONS
 from helios.web.pages.work import energy_charts, prediction_charts
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite
-from tests.unit.web.test_pages import JSON, client
+from tests.unit.web.test_pages import HTML, JSON, client
 
 
 def test_predicted_and_true_run_times_stand_by_the_day(tmp_path: Path) -> None:
@@ -59,9 +59,21 @@ def test_a_day_of_which_nothing_is_known_has_no_energy(tmp_path: Path) -> None:
         warehouse.load([a_batch(job)], cluster="dev", path="x", sha256="2", format="sacct", timezone="UTC")
         warehouse.add_nodes("dev", NODES.conform(pd.DataFrame([{"name": "n1", "partition": "gpu", "gpus": 8}])))
         ledger = energy_ledger(warehouse, "dev", timezone="UTC", since=begin, until=end, energy=Energy())
+    assert ledger.rows["kwh"].notna().tolist() == [True, False, False]
     charts = {chart.name: chart for chart in energy_charts(ledger)}
     drawn = charts["drawn"].lines[0].values
     assert drawn[0] is not None and drawn[0] > 0
     assert list(drawn[1:]) == [None, None]
     states = {line.name: line.values for line in charts["node_states"].lines}
     assert states["unknown"][-1] == 1.0
+
+
+def test_without_names_of_nodes_energy_is_said_to_be_unknown(tmp_path: Path) -> None:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    with client(fake_site) as web:
+        page, found = web.get("/energy", headers=HTML), web.get("/energy", headers=JSON)
+    assert (page.status_code, found.status_code) == (200, 200)
+    assert "no node of dev is known" in page.text and 'name="from"' in page.text
+    assert "helios " not in page.text and "-S" not in page.text
+    assert found.json()["total"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from tests.waiting import until
 @pytest.mark.parametrize(
     ("devices", "words", "reason"),
     [
-        (3, ("--batch", "1"), "A batch of 1 on 3 devices gives one of them less than 1."),
-        (2, ("--samples", "10"), "A batch of 24 needs as many samples; there are 10."),
+        (2, ("--batch", "1"), "A batch of 1 on 2 devices gives one of them less than 1."),
+        (1, ("--samples", "10"), "A batch of 24 needs as many samples; there are 10."),
     ],
 )
 def test_a_start_that_cannot_train_ends_with_the_reason(
@@ -36,33 +37,41 @@ def test_a_training_that_ends_while_it_grows_has_ended_well(tmp_path: Path) -> N
         assert (run.process.returncode, run.last()) == (0, 40), run.log
 
 
-def test_a_batch_is_at_most_the_data(tmp_path: Path) -> None:
-    with Run(tmp_path, 1, "--epochs", "1000", batch=[8, 1024]) as run:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A training on one device that goes on, whatever it is asked."""
+    with Run(tmp_path_factory.mktemp("running"), 1, "--epochs", "100000", batch=[8, 1024]) as run:
         run.wait_for_steps()
-        assert run.resize(1, batch=512)["batch"] == 240
+        yield run
 
 
-@pytest.mark.parametrize("content", ["[", '{"request": "resize", "number": Infinity, "devices": [{}, {}]}'])
-def test_a_request_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
-    with Run(tmp_path, 1, "--epochs", "1000") as run:
-        run.request_file.write_text(content)
-        run.wait_for_steps()
-        assert run.resize(2)["devices"] == 2, run.log
+def test_a_batch_is_at_most_the_data(running: Run) -> None:
+    assert running.resize(1, batch=512)["batch"] == 240
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "huge"])
-def test_what_is_no_request_does_not_stop_a_training(tmp_path: Path, kind: str) -> None:
-    with Run(tmp_path, 1, "--epochs", "1000") as run, socket.socket(socket.AF_UNIX) as listener:
-        run.wait_for_steps()
+@pytest.mark.parametrize(
+    "kind", ["[", '{"request": "resize", "number": Infinity, "devices": [{}, {}]}', "fifo", "socket", "folder", "huge"]
+)
+def test_what_is_no_request_does_not_stop_a_training(running: Run, kind: str) -> None:
+    file = running.request_file
+    file.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
         if kind == "fifo":
-            os.mkfifo(run.request_file)
+            os.mkfifo(file)
         elif kind == "socket":
-            listener.bind(str(run.request_file))
+            listener.bind(str(file))
         elif kind == "folder":
-            run.request_file.mkdir()
+            file.mkdir()
+        elif kind == "huge":
+            with file.open("wb") as opened:
+                opened.truncate(1 << 33)
         else:
-            with run.request_file.open("wb") as file:
-                file.truncate(1 << 33)
-        run.wait_for_steps(20)
-        run.request_file.rmdir() if kind == "folder" else run.request_file.unlink()
-        assert run.resize(2)["devices"] == 2, run.log
+            file.write_text(kind)
+        running.wait_for_steps(20)
+        file.rmdir() if kind == "folder" else file.unlink()
+    batch = 16 if running.number % 2 else 24
+    assert running.resize(1, batch=batch)["batch"] == batch, running.log
+
+
+def test_a_training_grows_after_all_that(running: Run) -> None:
+    assert running.resize(2)["devices"] == 2, running.log

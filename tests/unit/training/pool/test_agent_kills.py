@@ -127,7 +127,7 @@ def check(folder: Path, *, steps: int) -> None:
     assert values == {number: number + 1 / steps for number in range(TRIALS)}
 
 
-@pytest.mark.parametrize("how", ["weights", "slices"])
+@pytest.mark.parametrize("how", ["slices", pytest.param("weights", marks=pytest.mark.nightly)])
 def test_after_some_kills_no_trial_is_lost_or_stopped(tmp_path: Path, how: str) -> None:
     if how == "weights" and cpu_groups("helios-test-") is None:
         pytest.skip("no control groups for the CPU can be made here")

@@ -140,7 +140,7 @@ def test_trials_get_the_shares_of_the_cpu_that_a_service_gives(tmp_path: Path, d
     assert pool_processes(tmp_path / "pool") == []
 
 
-@pytest.mark.parametrize("device", ["weights", "slices"], indirect=True)
+@pytest.mark.parametrize("device", ["slices", pytest.param("weights", marks=pytest.mark.nightly)], indirect=True)
 def test_a_trial_that_sleeps_keeps_nobody_off_the_cpu(tmp_path: Path, device: Device) -> None:
     program = """
 import sys, time

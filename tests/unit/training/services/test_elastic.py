@@ -25,6 +25,7 @@ from helios.training.pool import elastic_state
 from helios.training.services.elastic import Elastic, ElasticOptions
 from helios.training.sizes.model import ElasticState, StepRun, StepTime
 from helios.training.sizes.rules import RULES
+from tests.machine import slowness
 from tests.unit.training.pool.test_coordinator import Watched, run
 from tests.unit.training.pool.test_resizing import FOUR, elastic_sweep, go_on
 from tests.unit.training.sizes.test_placing import LIMITS
@@ -178,7 +179,7 @@ def test_a_thousand_new_speeds_are_decided_in_two_seconds() -> None:
     ]
     began_s = time.process_time()
     decide(*trials, devices=devices)
-    assert time.process_time() - began_s < 2
+    assert time.process_time() - began_s < 2 * slowness()
 
 
 def test_a_trial_of_a_running_pool_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from helios.training.model import (
 )
 from helios.training.services.packing import Packing, PackingOptions
 from helios.training.services.targets import TargetOptions, Targets, trial_claims
+from tests.machine import slowness
 
 CPU = Device(name="cpu:0", kind="cpu", memory_mib=64_000.0, slots=16)
 TARGET = Target(metric="acc", first=0.9, second=0.95)
@@ -289,7 +290,7 @@ def test_a_decision_for_200_tasks_on_64_devices_is_fast() -> None:
         start = time.process_time()
         Targets(TargetOptions()).decide(pool)
         taken.append(time.process_time() - start)
-    assert min(taken) < 0.05
+    assert min(taken) < 0.05 * slowness()
 
 
 def test_places_for_all_need_no_shares() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -45,6 +46,7 @@ def fake_site(tmp_path_factory: pytest.TempPathFactory) -> FakeSite:
         )
         for n in range(USERS)
     ]
+    jobs.append(a_job(job_id="9", user="u0000", partition="gone", submitted_at=now - timedelta(days=20)))
     with fake_site.warehouse() as warehouse:
         options = {"cluster": "dev", "path": "p", "sha256": "1", "format": "sacct", "timezone": "UTC"}
         warehouse.load([a_batch(*jobs)], **options)  # type: ignore[arg-type]  # all are texts
@@ -126,6 +128,12 @@ def test_an_admins_advice_is_one_table_by_kind_and_one_by_user(web: TestClient) 
     assert "Evidence" in text(web, "/advice?from=now-4weeks&user=alice")
 
 
+def test_advice_is_of_the_window_of_the_address_or_four_weeks(web: TestClient) -> None:
+    jobs = {query: ask(web, f"/advice{query}")["jobs"] for query in ("", "?from=now-4weeks", "?from=now-7days")}
+    assert jobs[""] == jobs["?from=now-4weeks"] == jobs["?from=now-7days"] + 1
+    assert re.search(r"jobs submitted \d{4}-\d\d-\d\d .* to ", text(web, "/advice"))
+
+
 def test_a_partition_has_the_rules_of_slurm_and_its_users_in_pages(web: TestClient) -> None:
     page = text(web, "/partitions/gpu?from=now-4weeks")
     assert "Slurm&#39;s rules: 2 nodes, at most 2 h" in page
@@ -135,6 +143,36 @@ def test_a_partition_has_the_rules_of_slurm_and_its_users_in_pages(web: TestClie
 
 def test_a_partition_that_slurm_does_not_have_is_said_so(web: TestClient) -> None:
     assert "Slurm has no such partition now." in text(web, "/partitions/gone?from=now-4weeks")
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/users/alcie", "alice"),
+        ("/accounts/Other", "others"),
+        ("/partitions/gppu", "gpu"),
+        ("/nodes/n11", "n1"),
+        ("/history?account=other", "others"),
+        ("/search?q=alicia", "alice"),
+    ],
+)
+def test_an_unknown_name_is_not_found_and_near_ones_are_told(web: TestClient, path: str, near: str) -> None:
+    found = web.get(path, headers={**JSON, "X-Remote-User": "root"})
+    assert (found.status_code, found.json()["hint"]) == (404, f"Meant perhaps: {near}.")
+
+
+@pytest.mark.parametrize("path", ["/partitions/{}", "/history?account={}", "/jobs?partition={}", "/search?q={}"])
+def test_names_of_others_are_told_from_unknown_ones_by_nobody(web: TestClient, path: str) -> None:
+    def told(name: str) -> tuple[int, str]:
+        answer = web.get(path.format(name), headers={**JSON, "X-Remote-User": "u0001"})
+        return answer.status_code, answer.text.replace(name, "NAME")
+
+    assert told("gone") == told("none") == told("lab")
+    assert told("gone")[0] == 404 and "gpu" not in told("gone")[1]
+
+
+def test_a_user_without_a_job_has_an_own_page(web: TestClient) -> None:
+    assert "No job was submitted" in text(web, "/users/newcomer", user="newcomer")
 
 
 @pytest.mark.parametrize("path", ["/partitions/gpu", "/accounts/others"])
