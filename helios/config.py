@@ -48,7 +48,7 @@ SYSTEM_FOLDER = Path("/etc/helios")
 PARTS = "conf.d"
 """Folder in ``SYSTEM_FOLDER`` with more files, ``*.toml``, which are read in the order of their names."""
 PASSWORD_VARIABLE = "HELIOS_SMTP_PASSWORD"
-OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
+OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_USE", "HELIOS_PYSLURM_ROOT", PASSWORD_VARIABLE, *TASK_VARIABLES)
 """Other variables with this prefix, which notices, tests, benchmarks, scripts and programs in pools read."""
 SECRET_KEYS = frozenset({"notify.webhook", "notify.slack"})
 """Keys with URLs whose path is never shown."""
@@ -236,6 +236,8 @@ class HistorySettings(_Section):
     """How far before the watermark every reading begins again, s"""
     jobs_for_predictions: int = Field(default=100_000, ge=1_000)
     """Last jobs that predictions of the pending ones look back on"""
+    job_use: str = Field(default="", pattern=r"^((jobstats|sacct)(, ?(jobstats|sacct))*)?$")
+    """Sources of what jobs used: jobstats (AdminComment), sacct (memory of steps) or both, by a comma; empty: none"""
 
 
 class DaemonSettings(_Section):
@@ -273,6 +275,25 @@ class ReportSettings(_Section):
     """Where the nightly pages and mails are put"""
     keep: int = Field(default=60, ge=1)
     """Nightly reports kept"""
+
+
+class AdviceSettings(_Section):
+    """Advice on GPUs that jobs held and did not use."""
+
+    exempt_users: str = ""
+    """Users of whose GPUs nothing is said, by commas"""
+    exempt_accounts: str = ""
+    """Accounts of whose GPUs nothing is said, by commas"""
+    exempt_partitions: str = ""
+    """Partitions of whose GPUs nothing is said, by commas"""
+    mail_domain: str = Field(default="", pattern=r"^([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*)?$")
+    """Every night, mail users such advice at USER@ this domain, each at most once a week; empty: nobody"""
+
+    @property
+    def exempt(self) -> dict[str, list[str]]:
+        """Names of which nothing is said, by column of the jobs."""
+        texts = {"user": self.exempt_users, "account": self.exempt_accounts, "partition": self.exempt_partitions}
+        return {kind: [part.strip() for part in text.split(",") if part.strip()] for kind, text in texts.items()}
 
 
 class Notify(_Section):
@@ -430,6 +451,7 @@ class Settings(_Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    advice: AdviceSettings = Field(default_factory=AdviceSettings)
     notify: Notify = Field(default_factory=Notify)
     web: WebSettings = Field(default_factory=WebSettings)
     prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)

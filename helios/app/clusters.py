@@ -5,14 +5,17 @@ A history that was only loaded from files has no Slurm here: its own end is the 
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any
+import json
+from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.config import Settings, SlurmSettings
 from helios.errors import HeliosError, NoSuchCluster
-from helios.metrics.window import FEWEST_JOBS, RECORD_COLUMNS, RecordWindow, record_window
+from helios.metrics.node_usage import NEVER_S
+from helios.metrics.window import FEWEST_JOBS, RecordWindow, complete_window
 from helios.slurm.accounting import Accounting
 from helios.slurm.shell import Shell
 from helios.warehouse import Warehouse
@@ -25,8 +28,10 @@ READ_LATELY = timedelta(days=1)
 LAST_WEEKS = timedelta(weeks=4)
 """Length of a history's window without a start."""
 MOST_HISTORIES = 16
-"""Histories of which the last weeks are kept."""
-_complete: dict[tuple[Any, ...], tuple[datetime, datetime] | None] = {}
+"""Histories of which the complete part is kept."""
+PART = "complete part"
+"""Name under which the warehouse keeps it."""
+_complete: dict[tuple[str, str, str], tuple[datetime, datetime] | None] = {}
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
@@ -131,26 +136,58 @@ def last_weeks(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] 
 def complete_part(warehouse: Warehouse, cluster: str) -> tuple[datetime, datetime] | None:
     """Return the part of a history in which its record is complete.
 
-    None without any job. A record too short to tell its usual rate of submissions lasts until the last thing that is
-    known of its jobs. It looks at every job, so a process keeps what it found until something is loaded.
+    None without any job. A record too short to tell its usual rate of submissions lasts until the last end of its jobs.
+    The part is kept with the history when a file is loaded. Else every job is looked at, so a process keeps what it
+    found until something is loaded.
     """
-    edition, asked, clusters = warehouse.edition(cluster)[0], live_window(warehouse, cluster), warehouse.clusters()
-    loaded = (warehouse.url, edition, asked, *clusters[clusters["name"] == cluster].to_numpy()[0])
-    if loaded not in _complete:
-        jobs = warehouse.jobs(cluster, columns=list(RECORD_COLUMNS))
-        record = record_window(jobs, asked=asked)
+    loaded, asked = _edition(warehouse, cluster)
+    if (warehouse.url, cluster, loaded) not in _complete:
+        text = warehouse.remembered(cluster, PART)
+        kept = json.loads(text) if text else {}
+        if kept.get("of") == loaded:
+            found = [datetime.fromisoformat(moment) for moment in kept["part"]]
+            part = (found[0], found[1]) if found else None
+        else:
+            part = _find_part(warehouse, cluster, asked)
         if len(_complete) >= MOST_HISTORIES:
             _complete.clear()
-        _complete[loaded] = None if record is None else (record.begin, _end_of(record, jobs))
-    return _complete[loaded]
+        _complete[warehouse.url, cluster, loaded] = part
+    return _complete[warehouse.url, cluster, loaded]
 
 
-def _end_of(record: RecordWindow, jobs: pd.DataFrame) -> datetime:
+def keep_complete_part(warehouse: Warehouse, cluster: str) -> None:
+    """Keep the complete part of a history with it, after a file was loaded.
+
+    Not where the accounting is read, since that changes all the time and questions about it have other windows.
+    """
+    loaded, asked = _edition(warehouse, cluster)
+    if asked is None:
+        part = _find_part(warehouse, cluster, asked)
+        text = json.dumps({"of": loaded, "part": [moment.isoformat() for moment in part or ()]})
+        warehouse.remember(cluster, PART, text, at=datetime.now(UTC))
+
+
+def _edition(warehouse: Warehouse, cluster: str) -> tuple[str, tuple[datetime, datetime] | None]:
+    """Return a text that changes with the history, and the window of its accounting."""
+    asked, clusters = live_window(warehouse, cluster), warehouse.clusters()
+    _, zone, *span = clusters[clusters["name"] == cluster].to_numpy()[0]
+    return json.dumps([warehouse.edition(cluster)[0], zone, *map(str, [*span, *(asked or ())])]), asked
+
+
+def _find_part(
+    warehouse: Warehouse, cluster: str, asked: tuple[datetime, datetime] | None
+) -> tuple[datetime, datetime] | None:
+    submitted_s, ended_s = warehouse.job_times(cluster)
+    record = complete_window(submitted_s, ended_s, asked=asked)
+    return None if record is None else (record.begin, _end_of(record, ended_s))
+
+
+def _end_of(record: RecordWindow, ended_s: NDArray[np.int64]) -> datetime:
     """Return the end of the complete part of a record."""
-    is_short = len(jobs) < FEWEST_JOBS or record.end - record.begin < timedelta(days=1)
-    last = jobs[["started_at", "ended_at"]].max().max()
-    if record.source == "asked" or not is_short or pd.isna(last):
+    is_short = len(ended_s) < FEWEST_JOBS or record.end - record.begin < timedelta(days=1)
+    known_s = ended_s[ended_s < NEVER_S]
+    if record.source == "asked" or not is_short or not len(known_s):
         return record.end
     # An end long after all submissions is a clock that was wrong.
-    known: datetime = last.to_pydatetime() + timedelta(seconds=1)
+    known = datetime.fromtimestamp(int(known_s.max()) + 1, UTC)
     return min(max(record.end, known), record.end + LAST_WEEKS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from helios.app.clusters import choose_cluster, live_window
+from helios.app.clusters import choose_cluster, keep_complete_part, live_window
 from helios.errors import NoSuchCluster, UsageError
 from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace, read_map
 from helios.metrics.capacity import ClusterCapacity
@@ -136,6 +136,7 @@ def ingest(
         )
         if not report.already_loaded:
             remember_gpus(warehouse, name, trace)
+            keep_complete_part(warehouse, name)
         if trace.machine:
             warehouse.remember(report.cluster, MACHINE, json.dumps(trace.machine), at=datetime.now(UTC))
         known = warehouse.timezone(report.cluster)

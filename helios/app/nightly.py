@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pandas as pd
 
+from helios.app.advice_mail import mail_advice
 from helios.app.clusters import choose_cluster
 from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.energy.ledger import read_ledger
@@ -250,6 +251,7 @@ def run_nightly(
         report,
         lambda: str(import_module(STUDY).store_latest(settings, cluster, now=now)),
         lambda: _notify(settings, cluster, reports[0] if reports else None, now=now),
+        lambda: mail_advice(settings, cluster, now=now),
         lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )
     done, problems = [], []

@@ -246,6 +246,7 @@ class Operations:
             window=timedelta(seconds=self.settings.history.window_s),
             overlap=overlap,
             again=again,
+            job_use=tuple(self.settings.history.job_use.replace(",", " ").split()),
             progress=progress,
         )
 

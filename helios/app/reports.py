@@ -19,7 +19,7 @@ from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, complete_p
 from helios.config import SlurmSettings
 from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model import JOBS, size_class
+from helios.model import GPU_USE, JOB_USE, JOBS, size_class
 from helios.report.admin.decisions import (
     MOVED_S,
     SHADOW_LIMITS,
@@ -31,7 +31,7 @@ from helios.report.admin.decisions import (
     replayed_urgencies,
     service_days,
 )
-from helios.report.admin.predictions import prediction_accuracy
+from helios.report.admin.predictions import OF_JOBS, prediction_accuracy
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import queue_at, queue_over_time, usage_by, usage_of_sums, wait_s
 from helios.units import best_unit, in_number
@@ -83,6 +83,8 @@ class ReportQuery:
         Whether a report says nothing that depends on other users' jobs, such as the span of the history.
     slurm : SlurmSettings
         Where Slurm's commands are, if they are here.
+    exempt : mapping of str to collection of str
+        Users, accounts and partitions of whose GPUs advice says nothing, by column of the jobs.
     """
 
     url: str
@@ -96,11 +98,26 @@ class ReportQuery:
     partitions: Collection[str] = ()
     hides_others: bool = False
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    exempt: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def only(self) -> dict[str, Collection[str]]:
         """Texts that the jobs must have, by column."""
         return {"user": self.users, "account": self.accounts, "partition": self.partitions}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobUse:
+    """What jobs used.
+
+    Attributes
+    ----------
+    runs, gpus : DataFrame
+        Columns of ``JOB_USE`` and of ``GPU_USE``.
+    """
+
+    runs: pd.DataFrame = field(default_factory=JOB_USE.empty)
+    gpus: pd.DataFrame = field(default_factory=GPU_USE.empty)
 
 
 @contextmanager
@@ -215,34 +232,56 @@ class ReportContext:
         return read[(read["source"] == LIVE_SOURCE) & self.live]
 
     def jobs(
-        self, since: datetime | None = None, until: datetime | None = None, *, unended_at: datetime | None = None
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        unended_at: datetime | None = None,
+        columns: Sequence[str] = _COLUMNS,
     ) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
         By default that is the window. With ``unended_at``, only those that had not ended before that time.
-        Only the columns that reports use have values.
+        Only ``columns``, by default those that reports use, have values.
         """
-        return self._select(since or self.since, until or self.until, unended_at)
+        return self._select(since or self.since, until or self.until, unended_at, columns)
+
+    def count_jobs(self) -> int:
+        """Return the number of jobs of the query that were submitted in the window."""
+        wanted = JobFilter(since=self.since, until=self.until, only=self.query.only)
+        return self.warehouse.count_jobs(self.cluster, wanted)
 
     def jobs_of_window(self) -> pd.DataFrame:
         """Return the jobs submitted or running in the window.
 
         A few others are among them: those submitted up to ``CLOCK_SKEW`` after it.
         """
-        return self._select(None, self.until + CLOCK_SKEW, self.since)
+        return self._select(None, self.until + CLOCK_SKEW, self.since, _COLUMNS)
 
-    def _select(self, since: datetime | None, until: datetime, unended_at: datetime | None) -> pd.DataFrame:
+    def _select(
+        self, since: datetime | None, until: datetime, unended_at: datetime | None, columns: Sequence[str]
+    ) -> pd.DataFrame:
         jobs = self.warehouse.jobs(
-            self.cluster, since=since, until=until, columns=_COLUMNS, unended_at=unended_at, only=self.query.only
+            self.cluster, since=since, until=until, columns=columns, unended_at=unended_at, only=self.query.only
         )
         return JOBS.conform(jobs)
 
-    def use(self, by: Group, edges: Sequence[datetime], *, all_distributions: bool = False) -> Use:
-        """Return the use by the jobs of the query, by period and group."""
+    def use(self, by: Sequence[Group], edges: Sequence[datetime], *, all_distributions: bool = False) -> list[Use]:
+        """Return the use by the jobs of the query, for each way to group."""
         question = UseQuery(
             by=by, edges=edges, now=self.query.now, chosen=self.query.only, all_distributions=all_distributions
         )
         return self.warehouse.use(self.cluster, question)
+
+    def job_use(self, jobs: pd.DataFrame) -> JobUse:
+        """Return what some of the jobs of the query used."""
+        if jobs.empty:
+            return JobUse()
+        first, last = (moment.to_pydatetime() for moment in jobs["submitted_at"].agg(["min", "max"]))
+        until = last + timedelta(seconds=1)
+        read = self.warehouse.job_use, self.warehouse.gpu_use
+        runs, gpus = (one(self.cluster, since=first, until=until, only=self.query.only) for one in read)
+        return JobUse(runs=runs, gpus=gpus)
 
     def has_whole_day(self) -> bool:
         """Return whether the window has a day from midnight to midnight."""
@@ -258,7 +297,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the span of the history if it is empty, and with what of the window is unknown."""
+        """Return the report with what is unknown of its window."""
         first, last = self.spans
         empty = answer.empty
         if answer.rows.empty and pd.notna(first):
@@ -347,7 +386,7 @@ def usage_report(
     title = f"Hours held and jobs submitted by {group}"
     with open_context(query) as context:
         if not with_predictions and context.has_whole_day():
-            use = context.use(group, (context.since, context.until), all_distributions=True)
+            (use,) = context.use((group,), (context.since, context.until), all_distributions=True)
             return context.with_coverage(
                 usage_of_sums(group, use, title=context.title(title), timezone=context.timezone)
             )
@@ -404,17 +443,22 @@ def prediction_report(query: ReportQuery, *, by: str | None = None, looks_back: 
         Longest time before the window at which that run was submitted. None for any time.
     """
     with open_context(query) as context:
-        columns = ["user", "ended_at", "run_time_s"]
+        predictions, submitted = context.predictions(), context.count_jobs()
+        jobs = past = JOBS.empty()
+        if len(predictions):
+            jobs = context.jobs(columns=OF_JOBS)
+            past = context.warehouse.jobs(
+                context.cluster,
+                since=None if looks_back is None else context.since - looks_back,
+                until=context.until,
+                columns=["user", "ended_at", "run_time_s"],
+            )
         return context.with_coverage(
             prediction_accuracy(
-                context.jobs(),
-                predictions=context.predictions(),
-                past=context.warehouse.jobs(
-                    context.cluster,
-                    since=None if looks_back is None else context.since - looks_back,
-                    until=context.until,
-                    columns=columns,
-                ),
+                jobs,
+                predictions=predictions,
+                past=past,
+                submitted=submitted,
                 title=context.title("Predicted and true run times"),
                 by=by,
                 timezone=context.timezone,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from helios.app.reports import ReportContext
 from helios.dates import local_day
 from helios.metrics.job_sums import Sums, bin_quantiles
+from helios.warehouse.use import Use
 
 By = Literal["", "partition", "account", "size"]
 Step = Literal["hour", "day", "month"]
@@ -53,20 +54,19 @@ class SeriesFrame:
 
 def series(
     context: ReportContext,
-    *,
-    by: By,
+    *by: By,
     since: datetime | None = None,
     until: datetime | None = None,
     step: Step | None = None,
-) -> SeriesFrame:
-    """Return use, waiting and submissions of a window by day.
+) -> list[SeriesFrame]:
+    """Return use, waiting and submissions of a window by day, for each way to group.
 
     A window below ``LONGEST_BY_HOUR`` is given by hour, one above ``LONGEST_BY_DAY`` by month. At most ``MOST_GROUPS``
     groups are named, those with most hours; the rest is ``OTHERS``.
 
     Parameters
     ----------
-    by : str
+    *by : str
         What to group by; empty for one group.
     since, until : datetime, optional
         The window, by default that of the query.
@@ -76,7 +76,10 @@ def series(
     since, until = since or context.since, until or context.until
     step = step or step_of(until - since)
     edges = _edges(since, until, step=step, timezone=context.timezone)
-    use = context.use(by, edges)
+    return [_frame(use, edges, step=step, until=until, timezone=context.timezone) for use in context.use(by, edges)]
+
+
+def _frame(use: Use, edges: list[datetime], *, step: Step, until: datetime, timezone: str) -> SeriesFrame:
     sums, (named, place) = use.sums, _largest(use.sums, use.names)
     shape = pd.MultiIndex.from_product([range(len(edges) - 1), range(len(named))], names=["period", "group"])
     cell = sums.cells["period"].to_numpy() * len(named) + place[sums.cells["group"]]
@@ -85,7 +88,7 @@ def series(
     found = bin_quantiles(waits, "wait", (0.5, 0.9), n_cells=len(shape))
     unknown = ((cells["present"] > 0) & (cells["with_gpus"] == 0)).to_numpy()
     hours = {name: cells[f"{name}_ms"].to_numpy() / _MS_PER_HOUR for name in ("gpu", "cpu", "queued_gpu", "queued_cpu")}
-    begins = pd.DatetimeIndex(edges[:-1]).tz_convert(context.timezone)
+    begins = pd.DatetimeIndex(edges[:-1]).tz_convert(timezone)
     rows = pd.DataFrame(
         {
             "day": begins[shape.get_level_values("period")],
@@ -99,7 +102,7 @@ def series(
             "p90_wait_s": found[1],
         }
     )
-    return SeriesFrame(rows=rows, step=step, until=until, timezone=context.timezone)
+    return SeriesFrame(rows=rows, step=step, until=until, timezone=timezone)
 
 
 def step_of(length: timedelta) -> Step:

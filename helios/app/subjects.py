@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from helios.app.advise import READ as ADVICE
 from helios.app.advise import advise_on
 from helios.app.history import LoadedHistory
-from helios.app.reports import CLOCK_SKEW, ReportContext, ReportQuery, open_context
+from helios.app.reports import CLOCK_SKEW, JobUse, ReportContext, ReportQuery, open_context
 from helios.errors import UsageError
 from helios.model import JOBS, NODES, SIZE_RANGES, size_range
 from helios.model.frames import plain
@@ -21,9 +22,11 @@ from helios.model.nodes import expand_valid
 from helios.model.slurm_site import PartitionRules
 from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
-from helios.report.admin.usage import held_s, running_at, usage_by, wait_s, waiting_at
+from helios.report.admin.usage import held_s, usage_by, usage_of_sums, wait_s
 from helios.report.advice_table import advice_by_kind
-from helios.units import HOUR_S, best_unit, count_in_words, duration_in_words, in_number, percent
+from helios.report.job_use import gpu_hours, idle_sentences, with_use
+from helios.units import HOUR_S, count_in_words, duration_in_words, in_number, percent
+from helios.warehouse.use import Use
 
 LAST_JOBS = 50
 """Most jobs in the list of the last ones."""
@@ -128,23 +131,28 @@ def subject_report(
     """
     chosen: dict[str, Any] = {NAMES[kind]: (name,)}
     with open_context(replace(query, **chosen)) as context:
-        jobs = _jobs(context, context.query.only)
+        groups: tuple[Any, ...] = (*by, "size")
+        found = context.use(groups, (context.since, context.until), all_distributions=True)
+        use = {f"by_{group}": _use(context, one, group) for group, one in zip(groups, found, strict=True)}
+        last = _last_jobs(context, _latest(context), without=kind)
         nodes = _nodes_of(context, name) if kind == "partition" and not query.hides_others else NODES.empty()
-    use = {f"by_{group}": _use(context, jobs, group) for group in (*by, "size")}
-    sentences = [*_use_sentences(jobs, use["by_size"], context)]
+        own = context.jobs(columns=ADVICE) if kind == "user" else JOBS.empty()
+        used = context.job_use(own)
+    sentences = [*_use_sentences(found[-1], use["by_size"])]
     tables, notes = dict[str, ReportTable](), use["by_size"].notes
     if rules is not None:
         sentences += _rule_sentences(rules)
     if kind == "user":
-        loaded = LoadedHistory(cluster=context.cluster, jobs=jobs, timezone=context.timezone)
-        advice = advise_on(loaded, since=context.since, until=context.until)
+        loaded = LoadedHistory(cluster=context.cluster, jobs=own, timezone=context.timezone)
+        advice = advise_on(loaded, since=context.since, until=context.until, job_use=used, exempt=query.exempt)
+        sentences += _gpu_sentences(own, used, context)
         kinds = advice_by_kind(advice.advice)
         fields = tuple(field for field in kinds.fields if field.column != "users")
         tables["advice"], notes = replace(kinds, title="Advice", fields=fields), (*notes, *advice.notes)
     tables |= use
     if len(nodes):
         tables["nodes"] = ReportTable(title="Its nodes, as recorded", fields=NODE_FIELDS, rows=nodes)
-    tables["jobs"] = _last_jobs(context, jobs, without=kind)
+    tables["jobs"] = last
     return SubjectAnswer(
         kind=kind,
         name=name,
@@ -157,7 +165,7 @@ def subject_report(
 
 
 def nearest_names(name: str, known: Collection[str]) -> str:
-    """Return the known names that one was perhaps meant to be, as a sentence. It is empty where none is near."""
+    """Return a sentence with known names near one, if there are any."""
     by_case = {text.casefold(): text for text in sorted(known)}
     near = [by_case[text] for text in get_close_matches(name.casefold(), by_case, n=MOST_NEAR)]
     return f"Meant perhaps: {', '.join(near)}." if near else ""
@@ -246,27 +254,47 @@ def _jobs(context: ReportContext, only: Mapping[str, Collection[str]]) -> pd.Dat
     return JOBS.conform(read)
 
 
-def _use(context: ReportContext, jobs: pd.DataFrame, group: str) -> ReportTable:
-    """Return use and waits by group, without errors of predictions."""
-    words = group
-    if group == "size":
-        resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
-        size, words = jobs[resource], f"{best_unit(resource)}s of the job"
-        jobs = jobs.assign(size=pd.Categorical.from_codes(size_range(size.to_numpy()), pd.Index(SIZE_RANGES)))
+def _use(context: ReportContext, use: Use, group: str) -> ReportTable:
+    """Return use and waits by group."""
+    if group != "size":
+        return usage_of_sums(group, use, title=f"Use and waits by {group}", timezone=context.timezone)
+    if use.names and set(use.names) <= {SIZE_RANGES[0], SIZE_RANGES[-1]}:
+        table = _use_by_cpus(context)  # sums have no sizes but GPUs
+    else:
+        table = usage_of_sums(group, use, title="Use and waits by GPUs of the job", timezone=context.timezone)
+    rows = table.rows.sort_values("group", key=lambda names: names.map(SIZE_RANGES.index), ignore_index=True)
+    return replace(table, rows=rows)
+
+
+def _use_by_cpus(context: ReportContext) -> ReportTable:
+    """Return use and waits by CPUs of the job, without errors of predictions."""
+    jobs = _jobs(context, context.query.only)
+    size = pd.Categorical.from_codes(size_range(jobs["cpus"].to_numpy()), pd.Index(SIZE_RANGES))
     table = usage_by(
-        group,
-        jobs,
+        "size",
+        jobs.assign(size=size),
         predictions=None,
         since=context.since,
         until=context.until,
         now=context.query.now,
-        title=f"Use and waits by {words}",
+        title="Use and waits by CPUs of the job",
         timezone=context.timezone,
     )
-    rows = table.rows
-    if group == "size":
-        rows = rows.sort_values("group", key=lambda names: names.map(SIZE_RANGES.index), ignore_index=True)
-    return replace(table, rows=rows, fields=tuple(field for field in table.fields if field.name not in UNUSED_FIELDS))
+    return replace(table, fields=tuple(field for field in table.fields if field.name not in UNUSED_FIELDS))
+
+
+def _latest(context: ReportContext) -> pd.DataFrame:
+    """Return the last jobs of the window.
+
+    They are more than ``LAST_JOBS`` where the window has more.
+    """
+    most, only = LAST_JOBS + 1, context.query.only
+    read = context.warehouse.jobs
+    jobs = read(context.cluster, since=context.since, until=context.until, columns=READ, only=only, last=most)
+    if len(jobs) < most:
+        earlier = read(context.cluster, until=context.since, unended_at=context.since, columns=READ, only=only)
+        jobs = pd.concat([JOBS.conform(earlier), JOBS.conform(jobs)], ignore_index=True)
+    return JOBS.conform(jobs)
 
 
 def _last_jobs(context: ReportContext, jobs: pd.DataFrame, *, without: str) -> ReportTable:
@@ -284,10 +312,10 @@ def _last_jobs(context: ReportContext, jobs: pd.DataFrame, *, without: str) -> R
     )
 
 
-def _use_sentences(jobs: pd.DataFrame, use: ReportTable, context: ReportContext) -> Iterator[str]:
-    total = use.total
+def _use_sentences(use: Use, table: ReportTable) -> Iterator[str]:
+    total = table.total
     if not total:
-        yield use.empty
+        yield table.empty
         return
     gpu_hours = total["gpu_hours"]
     hours = f"{total['cpu_hours']:,.0f} CPU hours"
@@ -297,10 +325,18 @@ def _use_sentences(jobs: pd.DataFrame, use: ReportTable, context: ReportContext)
     if not np.isnan(total["p50_wait_s"]):
         half, most = (duration_in_words(total[name]) for name in ("p50_wait_s", "p95_wait_s"))
         yield f"Half of the jobs that started waited at most {half}, 19 of 20 at most {most}."
-    waiting, running = waiting_at(jobs, context.until), running_at(jobs, context.until)
-    yield f"At the end {int(waiting.sum()):,} waited and {int(running.sum()):,} ran."
+    yield f"At the end {use.waits_at_end:,} waited and {use.runs_at_end:,} ran."
     if not np.isnan(total["failed_share"]):
         yield f"{percent(total['failed_share'], 1)} failed, {percent(total['timeout_share'], 1)} ended at their limit."
+
+
+def _gpu_sentences(jobs: pd.DataFrame, used: JobUse, context: ReportContext) -> Iterator[str]:
+    """Yield how much of the GPUs was used, where any of it was measured."""
+    runs = with_use(jobs[jobs["gpus"] > 0], used.runs)
+    if not runs["is_measured"].any():
+        return
+    held, _ = held_s(runs, since=context.since, until=context.until, now=context.query.now)
+    yield from idle_sentences(gpu_hours(runs, used.gpus, held))
 
 
 def _rule_sentences(rules: PartitionRules) -> Iterator[str]:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +22,8 @@ from helios.warehouse.revisions import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)
+USE_READERS = ("job_use.sync:read_windows",)
+"""Functions of a wing that read what jobs used, given a ``UseReading``, and return lines of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +55,40 @@ class AccountingSource:
         Given start and end, return the node events of that time, columns of ``NODE_EVENTS``.
     gpus : callable
         Return how GPUs are counted now. By default it is known from the rows alone.
+    use : callable, optional
+        As ``jobs``, with what the jobs and their steps used.
     """
 
     jobs: Callable[[datetime, datetime, Path], None]
     node_events: Callable[[datetime, datetime], pd.DataFrame]
     gpus: Callable[[], GpuAccounting] = GpuAccounting
+    use: Callable[[datetime, datetime, Path], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseReading:
+    """What a reader of ``USE_READERS`` is called with.
+
+    Attributes
+    ----------
+    sources : tuple of str
+        Sources of what jobs used that a site reads; a reader leaves those of others alone.
+    accounting, url, cluster, now, window, overlap, again, progress
+        As in :func:`sync_history`.
+    begin : datetime
+        Where the history begins.
+    """
+
+    sources: tuple[str, ...]
+    accounting: AccountingSource
+    url: str
+    cluster: str
+    now: datetime
+    begin: datetime
+    window: timedelta
+    overlap: timedelta
+    again: bool
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +137,7 @@ def sync_history(
     window: timedelta,
     overlap: timedelta,
     again: bool = False,
+    job_use: tuple[str, ...] = (),
     progress: Progress = no_progress,
 ) -> SyncResult:
     """Read the missing parts of a cluster's history.
@@ -121,6 +154,8 @@ def sync_history(
         Longest window of one query. Unbounded queries have brought accounting databases down.
     again : bool
         Whether to read everything since ``start`` anew, also what was read before and is the same now.
+    job_use : tuple of str
+        Sources by which what jobs used is read, too.
 
     Raises
     ------
@@ -134,7 +169,7 @@ def sync_history(
             coverage = warehouse.coverage(cluster)
         except NoSuchCluster:
             coverage = None  # the first reading creates it
-        covered = [] if again else _read_periods(coverage, JOBS)
+        covered = [] if again else read_periods(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
         gpus = accounting.gpus() if intervals else GpuAccounting()
@@ -163,7 +198,7 @@ def sync_history(
             notes = {note: None for note in notes if UNTRACKED not in note}
         events = 0
         for first, last in missing(
-            _read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
+            read_periods(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap
         ):
             found_events = accounting.node_events(first, last)
             if len(found_events):
@@ -171,6 +206,20 @@ def sync_history(
             events += len(found_events)
             warehouse.add_coverage(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
+    use_lines = _read_use(
+        UseReading(
+            sources=job_use,
+            accounting=accounting,
+            url=url,
+            cluster=cluster,
+            now=now,
+            begin=begin,
+            window=window,
+            overlap=overlap,
+            again=again,
+            progress=progress,
+        )
+    )
     warnings = []
     # A reading that finds nothing for weeks and reports success is a common silent failure.
     if coverage is None and not any(found) and now - begin >= timedelta(days=1):
@@ -183,9 +232,18 @@ def sync_history(
         rejected=found[2],
         node_events=events,
         until=now,
-        notes=(*warnings, *notes),
+        notes=(*warnings, *notes, *use_lines),
         changes=changes,
     )
+
+
+def _read_use(reading: UseReading) -> list[str]:
+    """Return what the readers of the chosen sources read."""
+    lines = list[str]()
+    for place in USE_READERS if reading.sources else ():
+        module, _, function = place.partition(":")
+        lines += getattr(import_module(f"helios.{module}"), function)(reading)
+    return lines
 
 
 def missing(
@@ -213,7 +271,8 @@ def missing(
         at = max(at, min(last, trusted))
 
 
-def _read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
+def read_periods(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
+    """Return the periods of a source that were read, ascending."""
     if coverage is None:
         return []
     rows = coverage[coverage["source"] == source]

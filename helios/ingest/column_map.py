@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -112,6 +112,24 @@ class ColumnSource(_Strict):
         return [["", name, ""] for name in self.column] + [re.split(r"{([^{}]+)}", text) for text in self.template]
 
 
+class MapKind(NamedTuple):
+    """What the columns of a map are.
+
+    Attributes
+    ----------
+    names : collection of str
+        Columns that a map may give.
+    needed : tuple of str
+        Those that it must give.
+    units : callable
+        Returns the units that a column of a name and source may have.
+    """
+
+    names: Collection[str]
+    needed: tuple[str, ...]
+    units: Callable[[str, ColumnSource], Iterable[str]]
+
+
 class _Keys(_Strict):
     timezone: str | None = None
     table: str | None = None
@@ -134,11 +152,14 @@ class ColumnMap:
         SHA-256 of the file, in hex digits.
     keys : BaseModel
         Its checked keys.
+    columns_needed : tuple of str
+        Columns of Helios that it must give.
     """
 
     name: str
     sha256: str
     keys: _Keys
+    columns_needed: tuple[str, ...] = NEEDED
 
     @property
     def is_sacct(self) -> bool:
@@ -148,7 +169,7 @@ class ColumnMap:
     @property
     def needed(self) -> tuple[str, ...]:
         """Names of the id and of the submission among the sources."""
-        return SACCT_NEEDED if self.is_sacct else NEEDED
+        return SACCT_NEEDED if self.is_sacct else self.columns_needed
 
     @property
     def sources(self) -> dict[str, ColumnSource]:
@@ -194,8 +215,10 @@ class ColumnMap:
         yield from (("keep", column) for column in self.keys.keep if column not in there)
 
 
-def read_map(given: str) -> ColumnMap:
+def read_map(given: str, kind: MapKind | None = None) -> ColumnMap:
     """Read a map file, or a map of Helios by its name.
+
+    It is of jobs where no other ``kind`` is given.
 
     Raises
     ------
@@ -223,8 +246,10 @@ def read_map(given: str) -> ColumnMap:
             known_keys = ColumnSource.model_fields if len(place.keys) > 2 else _Keys.model_fields
             raise place.error("is no key of a map", place.keys[-1], known_keys) from reason
         raise place.error(f"is not understood ({error['msg']})") from reason
-    _check(given, content, keys)
-    return ColumnMap(name=given, sha256=sha256(content).hexdigest(), keys=keys)
+    kind = kind or MapKind(JOBS.names, NEEDED, _units)
+    _check(given, content, keys, kind)
+    digest = sha256(content).hexdigest()
+    return ColumnMap(name=given, sha256=digest, keys=keys, columns_needed=kind.needed)
 
 
 @dataclass(frozen=True)
@@ -247,9 +272,11 @@ class _Place:
         return UsageError(f"{at}: {'.'.join(self.keys)} {what}.{meant}", hint=hint)
 
 
-def _check(given: str, content: bytes, keys: _Keys) -> None:
+def _check(given: str, content: bytes, keys: _Keys, kind: MapKind) -> None:
     """Refuse names and units that are none."""
-    section, known, needed = ("sacct", FIELDS_READ, SACCT_NEEDED) if keys.sacct else ("columns", JOBS.names, NEEDED)
+    section, known, needed = (
+        ("sacct", FIELDS_READ, SACCT_NEEDED) if keys.sacct else ("columns", kind.names, kind.needed)
+    )
     if keys.sacct and keys.columns:
         raise _Place(given, content, ("columns",)).error("cannot stand beside [sacct]")
     sources = keys.sacct or keys.columns
@@ -260,7 +287,7 @@ def _check(given: str, content: bytes, keys: _Keys) -> None:
             raise place.error(what, name, known)
         if bool(source.column) == bool(source.template):
             raise place.error("needs either a column or a template")
-        units = _units(name, source)
+        units = kind.units(name, source)
         if source.unit not in units and not ("%" in source.unit and name in TIMES):
             what = f"has the unit {source.unit!r}, which is none" if source.unit else "needs the unit of its numbers"
             raise place.error(what, source.unit, units)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -76,16 +76,53 @@ RUN_TIME_DIFFERS = "jobs have a run time other than end minus start: it is kept 
 
 def layout(columns: ColumnMap, path: Path) -> Layout:
     """Return how a file is read by a map."""
-    start = head(path)
-    is_parquet, is_dump = parquet.fits(start), sql_dump.fits(start)
-    is_json = start.lstrip()[:1] in (b"{", b"[")
-    read = _read_parquet if is_parquet else _read_json if is_json else _read_sql if is_dump else _read_text
+    read = _reader(path)
     return Layout(
         fits=lambda _: True,
         drafts=partial(drafts, columns=columns, read=read),
-        local_times=lambda start: columns.has_local_times and (is_parquet or not has_utc_offset(start)),
+        local_times=lambda start: columns.has_local_times and (read is _read_parquet or not has_utc_offset(start)),
         apart=read is _read_sql,
     )
+
+
+def _reader(path: Path) -> Callable[[FileReading, ColumnMap, _Tables], Iterator[DelimitedRows]]:
+    start = head(path)
+    if parquet.fits(start):
+        return _read_parquet
+    if start.lstrip()[:1] in (b"{", b"["):
+        return _read_json
+    return _read_sql if sql_dump.fits(start) else _read_text
+
+
+class MappedTexts(NamedTuple):
+    """Rows of a table by the names of a map.
+
+    Attributes
+    ----------
+    texts : dict of str to pyarrow.Array
+        Values of each column, null where missing.
+    times : dict of str to array
+        Those of ``TIMES`` that it has, ``datetime64[us]`` in UTC.
+    kept : array of bool
+        Rows whose times were understood and that the map keeps.
+    refused : int
+        Lines that could not be made into rows.
+    """
+
+    texts: dict[str, pa.Array]
+    times: dict[str, Instants]
+    kept: Mask
+    refused: int
+
+
+def read_texts(reading: FileReading, columns: ColumnMap) -> Iterator[MappedTexts]:
+    """Yield a table of any columns, not translated but for its times.
+
+    Raises as :func:`drafts`.
+    """
+    tables = _Tables(columns, reading)
+    for rows in _reader(reading.path)(reading, columns, tables):
+        yield _MappedRows(rows, reading, columns, tables).as_texts()
 
 
 def drafts(
@@ -256,6 +293,13 @@ class _MappedRows(Translation):
         self._complete_run()
         clusters = [] if cluster is None else pc.unique(cluster).to_pylist()
         return self.draft(skipped=skipped, clusters=frozenset(clusters))
+
+    def as_texts(self) -> MappedTexts:
+        """Return the rows as texts and times."""
+        kept = ~self._skipped()
+        self._read_times()
+        found = {name: texts for name in self._map.sources if (texts := self._texts(name)) is not None}
+        return MappedTexts(found, self.jobs, kept & self.results.accepted, len(self.rows.refused))
 
     def _skipped(self) -> Mask:
         skipped = np.zeros(len(self.rows), dtype=np.bool_)

@@ -505,11 +505,31 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     is_quoted = dialect.quoted and b'"' in start  # then a name that holds a delimiter is in quotes
     forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
     forgeable &= not is_quoted
-    read = read_counted if len(dialect.separator) > 1 else read_rows
-    for rows in read(reading, dialect, fields_read(reading)):
+    for rows in _rows(reading, dialect, fields_read(reading)):
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
         yield translate(rows, reading)
+
+
+def read_fields(reading: FileReading, fields: Sequence[str]) -> Iterator[DelimitedRows]:
+    """Yield some fields of jobs and steps as texts.
+
+    Names of fields are in lower case.
+
+    Raises
+    ------
+    FormatUnknown
+        There is no header line with a job id.
+    """
+    dialect = _dialect(head(reading.path), needs_submit=False)
+    if dialect is None:
+        raise FormatUnknown(f"{reading.path} is not sacct's: it has no header line with JobIDRaw or JobID.")
+    return _rows(reading, dialect, fields)
+
+
+def _rows(reading: FileReading, dialect: Dialect, fields: Sequence[str]) -> Iterator[DelimitedRows]:
+    read = read_counted if len(dialect.separator) > 1 else read_rows
+    return read(reading, dialect, fields)
 
 
 def _digest(path: Path) -> str:
@@ -533,7 +553,7 @@ def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
     return _SacctTranslation(rows, reading).translated()
 
 
-def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
+def _header(start: bytes, *, needs_submit: bool = True) -> tuple[tuple[str, ...], str] | None:
     """Return the field names in a header line, and their delimiter.
 
     Of all possible delimiters, the one that gives the most known names is taken. None where no line of names is found.
@@ -553,7 +573,8 @@ def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
     headers = [
         (names, choice)
         for names, choice in found
-        if not {"jobid", "jobidraw"}.isdisjoint(names) and not {"submit", "submittime"}.isdisjoint(names)
+        if not {"jobid", "jobidraw"}.isdisjoint(names)
+        and not (needs_submit and {"submit", "submittime"}.isdisjoint(names))
         if len(choice) == 1 or len(names) > 2
     ]
 
@@ -569,9 +590,9 @@ def _is_raw(start: bytes) -> bool:
     return any(row[RAW_FIELDS.index("submit")] and _times_look_right(RAW_FIELDS, row) for row in rows)
 
 
-def _dialect(start: bytes) -> Dialect | None:
-    found = _header(start)
-    if found is None and not _is_raw(start):
+def _dialect(start: bytes, *, needs_submit: bool = True) -> Dialect | None:
+    found = _header(start, needs_submit=needs_submit)
+    if found is None and not (needs_submit and _is_raw(start)):
         return None
     names, delimiter = found or (RAW_FIELDS, "|")
     header = start.partition(b"\n")[0] if found else None

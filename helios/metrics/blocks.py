@@ -301,6 +301,9 @@ class Question(IntEnum):
     DRIFT = 18
     REQUEUES = 19
     CPU_JOBS_ON_GPU_NODES = 20
+    HELD_AND_UNUSED = 21
+    FITS_A_PART = 22
+    UNUSED_REQUESTS = 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,6 +160,13 @@ class JobArrays:
         waits: Flags = (self.able_us() <= moment_us) & (later | given_up | (without & never_ended & self.waits))
         return waits
 
+    def run_at(self, moment_us: int) -> Flags:
+        """Return which jobs ran at a moment."""
+        never_ended = self.ended_us == NEVER_US
+        goes_on = (~never_ended & (self.ended_us > moment_us)) | (never_ended & self.runs)
+        runs: Flags = (self.started_us != NEVER_US) & (self.started_us <= moment_us) & goes_on
+        return runs
+
     def hold(self, since_us: int, until_us: int, *, now_us: int) -> Flags:
         """Return which started jobs held something in a window."""
         holds: Flags = (self.started_us < until_us) & (self._held_until(now_us) > np.maximum(since_us, self.started_us))

@@ -228,7 +228,8 @@ def repeated_amounts(history: StudyHistory, trials: Trials, chosen: Flags, gains
     hours, one = history.hours(), history.size == 1
     sure, possible = trials.sure >= 0, trials.possible >= 0
     in_window = history.submitted | (hours > 0)
-    counted = in_window & ~history.jobs["job_id"].where(in_window).duplicated().to_numpy()  # a requeued job once
+    job_ids = history.jobs["job_id"] if in_window.all() else history.jobs["job_id"].where(in_window)
+    counted = in_window & ~job_ids.duplicated().to_numpy()  # a requeued job once
     names = np.array([*history.user.values, ""], dtype=object)
     table = pd.DataFrame(
         {

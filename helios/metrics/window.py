@@ -140,11 +140,28 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
     RecordWindow or None
         None without any job.
     """
-    if jobs.empty:
-        return None
     submitted_s, ended_s = (whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("submitted_at", "ended_at"))
+    found = complete_window(submitted_s, ended_s, asked=asked)
+    if found is None or found.source == "asked" or len(jobs) < FEWEST_JOBS or not _has_ends(ended_s):
+        return found
+    return replace(found, lacks_running=_lacks_running(*held_times(jobs), found.begin_s, found.end_s))
+
+
+def complete_window(
+    submitted_s: Seconds, ended_s: Seconds, *, asked: tuple[datetime, datetime] | None = None
+) -> RecordWindow | None:
+    """Return the window in which submissions and ends are complete.
+
+    It is that of :func:`record_window`, without whether running jobs are lacking.
+
+    Parameters
+    ----------
+    submitted_s, ended_s : int64 arrays of shape (n_jobs,)
+        s since the epoch; ``NEVER_S`` for an end that is not known.
+    """
+    if not len(submitted_s):
+        return None
     first_s, last_s = int(submitted_s.min()), int(submitted_s.max())
-    ended = ended_s < NEVER_S
     if asked is not None:
         begin_s, end_s = (int(moment.timestamp()) for moment in asked)
         # An older file that was loaded beside tells of jobs that had ended before.
@@ -155,13 +172,13 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
                 begin_s=begin_s, end_s=end_s, first_s=first_s, last_s=last_s, before=before, source="asked"
             )
     whole = RecordWindow(begin_s=first_s, end_s=last_s + 1, first_s=first_s, last_s=last_s)
-    if len(jobs) < FEWEST_JOBS:
+    if len(submitted_s) < FEWEST_JOBS:
         return whole
     shortest_s = SHORTEST_CUT * (last_s - first_s)
     end_s = -_usual_from(-submitted_s) + 1
     end_s = end_s if last_s + 1 - end_s > shortest_s else last_s + 1
-    has_ends = float(ended.mean()) >= LEAST_ENDED
-    begin_s = _usual_from(ended_s[ended] if has_ends else submitted_s)
+    has_ends = _has_ends(ended_s)
+    begin_s = _usual_from(ended_s[ended_s < NEVER_S] if has_ends else submitted_s)
     is_cut = shortest_s < begin_s - first_s and begin_s < end_s
     if is_cut and has_ends:
         is_cut = _rate(submitted_s, first_s, begin_s) < SURVIVING * _rate(submitted_s, begin_s, end_s)
@@ -173,8 +190,11 @@ def record_window(jobs: pd.DataFrame, *, asked: tuple[datetime, datetime] | None
         before=int((submitted_s < begin_s).sum()),
         after=int((submitted_s >= end_s).sum()),
         source=("ends" if has_ends else "rate") if is_cut else "whole",
-        lacks_running=has_ends and _lacks_running(*held_times(jobs), begin_s, end_s),
     )
+
+
+def _has_ends(ended_s: Seconds) -> bool:
+    return float((ended_s < NEVER_S).mean()) >= LEAST_ENDED
 
 
 def _minutes(moments_s: Seconds) -> Seconds:

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.history import NEVER_S
-from helios.metrics.job_use import IDLE, RUN
+from helios.metrics.job_use import IDLE, use_of_runs
 from helios.metrics.node_usage import whole_seconds
 
 RECENT = 5
@@ -91,8 +91,7 @@ def runs_with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> RunsWithUse:
     use : DataFrame
         Columns of ``JOB_USE``, one row for each run (:func:`helios.metrics.job_use.one_row_a_run`).
     """
-    used = use.set_index([*RUN])[["utilization", "gpu_memory_peak_mib"]]
-    used = used.reindex(pd.MultiIndex.from_frame(jobs[[*RUN]]))
+    used = use_of_runs(use, jobs)
     return RunsWithUse(
         kinds=kinds_of_runs(jobs),
         asked_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),

@@ -16,6 +16,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "memory_too_large": ("Memory that is not used", "Ask for less memory"),
     "memory_too_small": ("Ran out of memory", "Ask for more memory"),
     "cpus_unused": ("CPUs that are not used", "Ask for fewer CPUs"),
+    "gpus_idle": ("GPUs held and not used", "Check that the program uses a GPU, or ask for none"),
+    "gpus_idle_inside": ("More GPUs held than used", "Ask for fewer GPUs"),
+    "session_idle": ("Sessions that rest on GPUs", "End a session when the work is done"),
     "packing": ("Repeated small jobs", "Let two share a GPU in a pool, which measures the gain"),
 }
 """What was found and what to do, by kind of advice."""
@@ -56,15 +59,16 @@ def advice_by_kind(advice: Iterable[Advice], *, by_user: bool = False) -> Report
     hidden = "users" if by_user else "user"
     fields = tuple(field for field in SUMMED if field.column != hidden)
     # Rows are sorted by hours, so that the first of a kind is that with most.
-    sums = groups.groupby(keys, sort=False, as_index=False).agg(
+    by_key = groups.groupby(keys, sort=False, as_index=False)
+    sums = by_key.agg(
         **({} if by_user else {"users": ("user", "nunique")}),
-        gpu_hours=("gpu_hours", _sum_known),
-        cpu_hours=("cpu_hours", _sum_known),
         jobs=("jobs", "sum"),
         groups=("kind", "size"),
         example=("example", "first"),
         option=("option", "first"),
     )
+    hours = ["gpu_hours", "cpu_hours"]
+    sums[hours] = by_key[hours].sum(min_count=1)[hours]
     sums["found"], sums["remedy"] = ([KINDS[kind][place] for kind in sums["kind"]] for place in (0, 1))
     title = "Advice by kind and user" if by_user else "Advice by kind"
     return ReportTable(title=title, fields=fields, rows=_by_hours(sums), empty=NONE)
@@ -94,7 +98,3 @@ def _groups(advice: Iterable[Advice]) -> pd.DataFrame:
 def _by_hours(rows: pd.DataFrame) -> pd.DataFrame:
     ordered = rows.sort_values(["gpu_hours", "cpu_hours"], ascending=False, na_position="last", kind="stable")
     return ordered.reset_index(drop=True)
-
-
-def _sum_known(hours: pd.Series[float]) -> float:
-    return float(hours.sum(min_count=1))

@@ -48,6 +48,8 @@ SACCT_FIELDS = (
 )
 """Fields that ``helios.ingest.sacct`` reads."""
 _HEADER = SACCT_FIELDS.partition(",")[0].encode()
+USE_FIELDS = "JobIDRaw,Submit,Start,End,State,AllocTRES,NTasks,MaxRSS,AdminComment"
+"""Fields of jobs and their steps that say what was used."""
 _WORD_BYTES = 12
 """Random bytes of a delimiter. Nobody can put it into a job's name, because it is drawn after the job was named."""
 _EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
@@ -93,12 +95,22 @@ class Accounting:
         ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
             ``sacct`` failed, or did not answer in time.
         """
+        self._write_window(start, end, path, "--allocations", f"--format={SACCT_FIELDS}")
+
+    def use_window(self, start: datetime, end: datetime, *, path: Path) -> None:
+        """Write what jobs of one window and their steps used to ``path``.
+
+        As :meth:`sacct_window`, with ``USE_FIELDS``. Each job is followed by its steps.
+        """
+        self._write_window(start, end, path, f"--format={USE_FIELDS}")
+
+    def _write_window(self, start: datetime, end: datetime, path: Path, *options: str) -> None:
         window = _window(start, end)
         # --local: where FederationParameters=fed_display, sacct lists the jobs of the whole federation.
-        words = ["--local", "--allusers", "--duplicates", "--allocations", "--noconvert"]
+        words = ["--local", "--allusers", "--duplicates", "--noconvert"]
         delimiter = secrets.token_hex(_WORD_BYTES)
         words += ["--parsable", f"--delimiter=|{delimiter}|"]
-        words += [f"--starttime={window[0]}", f"--endtime={window[1]}", f"--format={SACCT_FIELDS}"]
+        words += [f"--starttime={window[0]}", f"--endtime={window[1]}", *options]
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(descriptor)
         partial = Path(name)

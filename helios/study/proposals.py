@@ -19,6 +19,7 @@ from helios.units import duration_in_words
 
 _REPLAY = "helios whatif {history} {window} {machine}"
 _ORDERS = "how long jobs would wait in other orders of the queue, beside the recorded mean wait"
+_SHARING = "helios study sharing {cluster} {window} {machine}"
 _USAGE = "{load}helios report usage --by user {cluster} {window} {partitions}"
 
 
@@ -63,6 +64,16 @@ COMMANDS: Mapping[Question, _Command] = {
         words="{load}helios report trials {cluster} {window} {partitions}",
         shows="the hours of repeated jobs of one GPU by user",
         needs=("share_of_hours_repeated_high",),
+    ),
+    Question.HELD_AND_UNUSED: _Command(
+        words=_SHARING,
+        shows="what ending idle sessions frees, beside what sharing would",
+        needs=("memory_measured", "freed_by_timeout"),
+    ),
+    Question.FITS_A_PART: _Command(
+        words=_SHARING,
+        shows="what two and four jobs on a GPU would have saved, beside an idle time-out",
+        needs=("memory_measured",),
     ),
 }
 """What to type next, by finding."""

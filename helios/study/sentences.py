@@ -269,6 +269,56 @@ def _cpu_jobs(finding: Finding, unit: str) -> str:
     )
 
 
+def _held_and_unused(finding: Finding, unit: str) -> str:
+    kinds = finding.parts.get("by_kind") or {}
+    sessions = kinds.get("interactive")
+    of_sessions = None
+    if sessions:
+        of_sessions = (
+            f"Interactive sessions held {percent(sessions['of_hours'])} of them and did not use "
+            f"{percent(sessions['unused'])} of that."
+        )
+    return _with(
+        f"{_value(finding)} of measured {unit} hours were in jobs that used their {unit}s less than 1 % of the time.",
+        of_sessions,
+        *_measured(finding, unit),
+    )
+
+
+def _fits_a_part(finding: Finding, unit: str) -> str:
+    quarter, one = _part(finding, "share_that_fits_a_quarter"), _part(finding, "share_of_one_gpu_jobs")
+    return _with(
+        f"{_value(finding)} of measured {unit} hours were in jobs that used less than half of a {unit} and held less "
+        "than half of its memory.",
+        f"{quarter} needed less than a quarter of both." if quarter else None,
+        f"{one} were in jobs of one {unit}, which could share it." if one else None,
+        *_measured(finding, unit),
+    )
+
+
+def _measured(finding: Finding, unit: str) -> list[str | None]:
+    """Return the simplest change beside a share of unused hours, how much is measured, and by whom."""
+    freed, sources = _part(finding, "freed_by_timeout", 1), finding.parts.get("sources")
+    measured = None if finding.coverage is None else f"{percent(finding.coverage)} of {unit} hours were measured"
+    return [
+        f"Ending interactive sessions that idle for 2 h would free at least {freed} of all {unit} hours."
+        if freed
+        else "It is not known which jobs were interactive and idle, so what an idle time-out would free is not either.",
+        f"{measured}, by {', '.join(sources)}." if measured and sources else None,
+    ]
+
+
+def _unused_requests(finding: Finding, unit: str) -> str:  # noqa: ARG001 - memory and CPUs, whatever is counted
+    cpus, sources = _part(finding, "share_of_cpu_hours"), finding.parts.get("sources")
+    return _with(
+        f"{_value(finding)} of the memory that jobs asked for was not used at their peak, by hours.",
+        f"{cpus} of the CPU hours asked for were not used." if cpus else None,
+        f"{percent(finding.coverage)} of jobs were measured, by {', '.join(sources)}."
+        if sources and finding.coverage is not None
+        else None,
+    )
+
+
 WORDS: Mapping[Question, Words] = {
     Question.IDLE_WHILE_JOBS_WAIT_ELSEWHERE: Words(
         "{unit}s idle in one partition while jobs wait in another",
@@ -294,4 +344,7 @@ WORDS: Mapping[Question, Words] = {
     Question.DRIFT: Words("Change from week to week", "ratio", _drift),
     Question.REQUEUES: Words("Hours lost to requeues", "share", _requeues),
     Question.CPU_JOBS_ON_GPU_NODES: Words("CPU jobs on GPU nodes", "node hours a week", _cpu_jobs),
+    Question.HELD_AND_UNUSED: Words("{unit}s held and unused", "share", _held_and_unused),
+    Question.FITS_A_PART: Words("Hours that half a {unit} would have held", "share", _fits_a_part),
+    Question.UNUSED_REQUESTS: Words("Memory and CPUs asked for and not used", "share", _unused_requests),
 }

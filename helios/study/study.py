@@ -31,7 +31,7 @@ from helios.study.figures.catalog import study_figures
 from helios.study.figures.source import FigureData, FigureSource, NamedLevel, compare_clusters
 from helios.study.proposals import Source
 from helios.study.statements import jobs as job_findings
-from helios.study.statements import levels
+from helios.study.statements import levels, use
 from helios.study.statements.idle import LENT, REASONS, UNUSABLE, IdleByDay, idle_beside_waiting, idle_by_day
 from helios.study.text import Statement, statements
 from helios.units import HOUR_S
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecords:
-    """Nodes of a cluster, as recorded or as a person gives them.
+    """Nodes of a cluster, as recorded or given by a person, and what jobs used.
 
     Attributes
     ----------
@@ -53,12 +53,15 @@ class NodeRecords:
         Nodes of each partition, given by a person. They replace what is recorded.
     units_per_node : float
         GPUs or CPUs of a node in ``given``.
+    job_use : DataFrame, optional
+        What jobs used, columns of ``JOB_USE``. None where nothing was measured.
     """
 
     nodes: pd.DataFrame | None = None
     events: pd.DataFrame | None = None
     given: Mapping[str, int] | None = None
     units_per_node: float = 8
+    job_use: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +260,11 @@ def read_records(
     """Read the data of a study from an open warehouse."""
     jobs = warehouse.jobs(cluster, until=until, unended_at=since, columns=COLUMNS)
     nodes, events = warehouse.nodes(cluster), warehouse.node_events(cluster, since, until, reaching=True)
-    records = NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
+    records = NodeRecords(
+        nodes=None if nodes.empty else nodes,
+        events=None if events.empty else events,
+        job_use=warehouse.job_use(cluster, until=until),
+    )
     notes = tuple(filter(None, (UntrackedGpus().add(jobs).note(),)))
     return LoadedHistory(cluster=cluster, jobs=jobs, timezone=timezone, notes=notes), records
 
@@ -344,6 +351,8 @@ def find_all(
 ) -> list[Finding]:
     """Return all findings, by number."""
     node_cpus, node_memory_mib = _ordinary_node(records.nodes)
+    job_use = records.job_use
+    measured = None if job_use is None or job_use.empty else use.use_of_history(history, job_use)
     steps: tuple[Callable[[], Finding | tuple[Finding, ...]], ...] = (
         lambda: idle_beside_waiting(history, capacity, idle),
         *(
@@ -373,6 +382,7 @@ def find_all(
             )
         ),
         lambda: job_findings.small_work(history, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
+        *(partial(step, history, measured) for step in (use.held_and_unused, use.fits_a_part, use.unused_requests)),
     )
     findings: list[Finding] = []
     for number, step in enumerate(steps):

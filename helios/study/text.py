@@ -55,6 +55,9 @@ THRESHOLDS: Mapping[Question, _Thresholds] = {
     Question.REPETITION: _Thresholds(nothing=0.1, some=0.3),
     Question.ONE_GPU_JOBS: _Thresholds(nothing=0.05, some=0.1),
     Question.REQUEUES: _Thresholds(nothing=0.005, some=0.02),
+    Question.HELD_AND_UNUSED: _Thresholds(nothing=0.02, some=0.1),
+    Question.FITS_A_PART: _Thresholds(nothing=0.05, some=0.1),
+    Question.UNUSED_REQUESTS: _Thresholds(nothing=0.1, some=0.3),
 }
 """Findings that argue for or against something; the others are for orientation."""
 
@@ -76,7 +79,7 @@ class Statement:
     Attributes
     ----------
     number : int
-        1 to 20, as in docs/study.md.
+        1 to 23, as in docs/study.md.
     name : str
         Stable name for scripts.
     title : str

@@ -69,7 +69,7 @@ class Bulk(Protocol):
         ...
 
     def replace(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-        """Store rows in place of those with the same key."""
+        """Store rows of all columns in place of those with the same key."""
         if not len(rows):
             return
         with self.staged(connection, rows, table=table) as incoming:

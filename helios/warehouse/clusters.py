@@ -53,7 +53,7 @@ def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
 
 
 def known_clusters() -> sa.Select[tuple[object, ...]]:
-    """Return the query of all clusters and the span of their history, which comes from an index."""
+    """Return the query of all clusters and the spans of their histories."""
     submitted_at = jobs.c.submitted_at
     span = {"first_submitted_at": sa.func.min(submitted_at), "last_submitted_at": sa.func.max(submitted_at)}
     in_cluster = jobs.c.cluster_id == clusters.c.cluster_id

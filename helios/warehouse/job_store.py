@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
 from helios import model
 from helios.errors import FrameInvalid
+from helios.metrics.node_usage import NEVER_S
 from helios.model import columns_of_id
 from helios.warehouse import job_sums, schema
 from helios.warehouse.bulk import arrow_schema
@@ -71,7 +74,8 @@ class JobStore(RowStore):
         columns : sequence of str, optional
             Columns of ``JOBS`` to return, by default all; each has its declared type.
         last : int, optional
-            Only this number of jobs, those submitted last, and all others with the submit time of the first of them.
+            Only this number of the jobs in [since, until) that ``only`` holds, those submitted last, and all others
+            with the submit time of the first of them.
         unended_at : datetime, optional
             Only jobs that had not ended before this time, or were submitted since. Jobs submitted before ``since`` are
             left out too.
@@ -96,7 +100,7 @@ class JobStore(RowStore):
                 if texts:
                     query = query.where(schema.jobs.c[name].in_(known_numbers(connection, texts)))
             if last is not None:
-                newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+                newest = query.with_only_columns(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
                 query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             # No variable has the table, so that frame_of can free its columns.
@@ -111,7 +115,20 @@ class JobStore(RowStore):
                 StringTable(connection, self._bulk),
             )
 
-    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int) -> int:
+    def job_times(self, cluster: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return submissions and ends of all jobs, in no order.
+
+        They are in s since the epoch, rounded down. An end that is not known is ``NEVER_S``. It takes half of the time
+        of :meth:`jobs`.
+        """
+        with reading(self._engine) as connection:
+            query = select_columns(schema.jobs, find_cluster_id(connection, cluster), ["submitted_at", "ended_at"])
+            table = self._bulk.select(connection, query)
+        ended_us, known = pc.fill_null(table["ended_at"], 0).to_numpy(), table["ended_at"].is_valid().to_numpy()
+        ended_s = np.where(known, ended_us // schema.SECOND_US, NEVER_S)
+        return table["submitted_at"].to_numpy() // schema.SECOND_US, ended_s
+
+    def count_jobs(self, cluster: str, wanted: JobFilter, *, most: int | None = None) -> int:
         """Return the number of jobs of a list, counted up to ``most``."""
         with reading(self._engine) as connection:
             query = _filtered(connection, find_cluster_id(connection, cluster), wanted, ["submitted_at"]).limit(most)

@@ -131,6 +131,16 @@ class Cells:
         bins = {name: values[chosen] for name, values in self.bins.items()}
         return type(self)(keys=self.keys, measures=self.measures, bins=bins)
 
+    def where(self, mask: NDArray[np.bool_]) -> Self:
+        """Return the cells that a mask chooses."""
+        chosen, place = mask[self.bins["cell"]], np.cumsum(mask) - 1
+        bins = {name: values[chosen] for name, values in self.bins.items()}
+        return type(self)(
+            keys={name: values[mask] for name, values in self.keys.items()},
+            measures=self.measures[mask],
+            bins={**bins, "cell": place[bins["cell"]]},
+        )
+
     def are_empty(self) -> NDArray[np.bool_]:
         """Return which cells have nothing in them."""
         return np.asarray(~self.measures.any(axis=1), dtype=np.bool_)
@@ -163,11 +173,13 @@ class SumChanges:
 
         With ``sign`` -1 they are taken back.
         """
+        rows = rows.select(COLUMNS).combine_chunks()
         jobs = job_arrays(rows, self._states)
         settled = jobs.are_settled()
-        jobs, rows = jobs.where(settled), rows.filter(pa.array(settled))
-        if not len(rows):
+        if not settled.any():
             return
+        if not settled.all():
+            jobs, rows = jobs.where(settled), rows.filter(pa.array(settled))
         groups, keys = group_numbers(rows, jobs)
         edges = midnights(self._zone, *_span(jobs))
         sums = sum_jobs(jobs, group=groups, edges_us=edges, now_us=0)
@@ -204,14 +216,16 @@ class SumChanges:
     def _store(self, level: int, cells: Cells) -> None:
         table, key = schema.job_sums, ("level", *KEYS)
         begins = cells.keys["begins_at"]
-        in_span = sa.and_(
-            table.c.cluster_id == self._cluster_id,
-            table.c.level == level,
-            table.c.begins_at.between(int(begins.min()), int(begins.max())),
-        )
-        if self._connection.execute(sa.select(table.c.level).where(in_span).limit(1)).first() is None:
-            filled = self._rows(level, cells).filter(pa.array(~cells.are_empty()))
-            self._bulk.insert(self._connection, table, filled)
+        ends = [
+            sa.select(end(table.c.begins_at)).filter_by(cluster_id=self._cluster_id, level=level).scalar_subquery()
+            for end in (sa.func.min, sa.func.max)
+        ]
+        first, last = self._connection.execute(sa.select(*ends)).one()
+        is_apart = np.full(len(begins), True) if first is None else (begins < first) | (begins > last)
+        filled = cells.where(is_apart & ~cells.are_empty())
+        self._bulk.insert(self._connection, table, self._rows(level, filled))
+        cells = cells.where(~is_apart)
+        if not len(cells.measures):
             return
         keys = self._rows(level, cells).select(["cluster_id", *key])
         with self._bulk.staged(self._connection, keys, table=table) as incoming:
@@ -274,7 +288,7 @@ def rebuild(
 
 
 def wrong_days(connection: sa.Connection, bulk: Bulk, cluster_id: int, *, days: int) -> tuple[list[int], list[int]]:
-    """Compare the sums of random days with their jobs, and the totals of all levels with each other.
+    """Compare the sums of random days with their jobs.
 
     Returns
     -------

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import sqlalchemy as sa
 
 from helios.model import GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
-from helios.warehouse.columns import StringTable, frame_of, known_numbers, stored_frame, stored_time
+from helios.warehouse.columns import (
+    StringTable,
+    frame_of,
+    known_numbers,
+    stored_column,
+    stored_frame,
+    stored_time,
+)
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.rows import between, select_columns
 
@@ -45,6 +54,33 @@ class JobUseStore:
             cluster_id = cluster_id_for_loading(connection, name=cluster)
             self._bulk.replace(connection, schema.job_use, stored_frame(JOB_USE, jobs, cluster_id))
             self._bulk.replace(connection, schema.gpu_use, stored_frame(GPU_USE, gpus, cluster_id))
+
+    def runs_of(self, cluster: str, jobs: pd.DataFrame) -> pd.DataFrame:
+        """Return the runs of jobs.
+
+        Parameters
+        ----------
+        jobs : DataFrame
+            ``submitted_at`` and ``job_id``; jobs that are not stored have no runs.
+
+        Returns
+        -------
+        DataFrame
+            ``submitted_at``, ``job_id``, ``restart`` and ``started_at`` of ``JOBS``.
+        """
+        types = {name: JOBS.by_name[name].dtype for name in ("submitted_at", "job_id", "restart", "started_at")}
+        wanted = jobs.drop_duplicates(["submitted_at", "job_id"])
+        with writing(self._engine) as connection:  # because of the temporary table
+            rows = {"cluster_id": np.full(len(wanted), find_cluster_id(connection, cluster))}
+            rows |= {name: stored_column(wanted[name], types[name]) for name in ("submitted_at", "job_id")}
+            with self._bulk.staged(connection, pa.table(rows)) as incoming:
+                same = (schema.jobs.c[name] == incoming.c[name] for name in rows)
+                # SQLite would scan the jobs of the cluster for an inner join.
+                joined = sa.select(*(schema.jobs.c[name] for name in types)).join_from(
+                    incoming, schema.jobs, sa.and_(*same), isouter=True
+                )
+                found = self._bulk.select(connection, joined)
+        return frame_of(found.filter(found["job_id"].is_valid()), types)
 
     def job_use(
         self,

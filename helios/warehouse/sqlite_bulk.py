@@ -51,6 +51,11 @@ class SqliteBulk(Bulk):
             return 0
         return _execute(connection, _insert(table, with_values(rows)).on_conflict_do_nothing(), rows)
 
+    def replace(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+        """Store rows of all columns in place of those with the same key."""
+        if len(rows):
+            _execute(connection, _insert(table, with_values(rows)).prefix_with("OR REPLACE"), rows)
+
     @contextmanager
     def staged(self, connection: sa.Connection, rows: pa.Table, *, table: sa.Table = jobs) -> Iterator[sa.TableClause]:
         """Provide rows with columns of a table as a temporary table of the transaction.

@@ -304,8 +304,8 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
                 raise UsageError(f"There is a cluster {name} already.", hint="Choose another name: helios trace list")
             connection.execute(sa.update(clusters).filter_by(cluster_id=cluster_id).values(name=name))
 
-    def use(self, cluster: str, query: UseQuery) -> Use:
-        """Return the use of a cluster by period and group.
+    def use(self, cluster: str, query: UseQuery) -> list[Use]:
+        """Return the use of a cluster by period and group, for each way to group.
 
         Whole days come from the kept sums.
         """
@@ -314,7 +314,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
             return read_use(connection, self._bulk, cluster_id=cluster_id, zone=zone, query=query)
 
     def wrong_days(self, cluster: str, *, days: int) -> tuple[list[datetime], list[datetime]]:
-        """Return random days whose kept sums were looked at, and those whose sums are not those of their jobs."""
+        """Return random days, and those whose kept sums are wrong."""
         with reading(self._engine) as connection:
             found = wrong_days(connection, self._bulk, find_cluster_id(connection, cluster), days=days)
         looked_at, wrong = ([datetime.fromtimestamp(begin / 1e6, UTC) for begin in begins] for begins in found)

@@ -13,6 +13,7 @@ from helios.app.reports import ReportQuery, open_context, usage_report
 from helios.app.series import series
 from helios.metrics.job_sums import QUANTILE_ERROR
 from helios.report.admin.sacct_format import ReportTable
+from helios.report.admin.usage import running_at, waiting_at
 from helios.warehouse import Warehouse
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.revisions import LIVE_SOURCE
@@ -78,6 +79,11 @@ def test_the_report_from_sums_is_that_of_the_jobs(
         make_live(warehouse, cluster)
     query = ReportQuery(url=database, now=NOW, cluster=cluster, start=window[0], end=window[1], users=users)
     assert_equal(*both(query, group))
+    with open_context(query) as context:
+        use, _ = context.use((group, "size"), (context.since, context.until))  # type: ignore[arg-type]  # one of them
+        jobs, until = context.jobs_of_window(), context.until
+    assert use.waits_at_end == waiting_at(jobs, until).sum()
+    assert use.runs_at_end == running_at(jobs, until).sum()
 
 
 @pytest.fixture
@@ -124,7 +130,7 @@ def test_charts_add_up_to_the_report(url: str, start: str) -> None:
     query = ReportQuery(url=url, now=NOW, start=start)
     total = usage_report(query, group="partition").total
     with open_context(query) as context:
-        rows = series(context, by="partition").rows
+        rows = series(context, "partition")[0].rows
     assert total is not None
     assert rows["submitted"].sum() == total["jobs"] == 48
     assert rows["gpu_hours"].sum() == pytest.approx(total["gpu_hours"])

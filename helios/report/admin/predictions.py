@@ -17,6 +17,8 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fie
 from helios.report.admin.usage import JOB_KEY, with_first_prediction
 from helios.warehouse.use import UNNAMED
 
+OF_JOBS = ("job_id", "restart", "user", "partition", "submitted_at", "run_time_s", "gpus")
+"""Columns of ``JOBS`` that are looked at."""
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
 _LAST_RUN = "OffBy of a rule without a model: the run time of the user's last ended job"
@@ -42,6 +44,7 @@ def prediction_accuracy(
     *,
     predictions: pd.DataFrame,
     past: pd.DataFrame,
+    submitted: int | None = None,
     title: str,
     by: str | None = None,
     timezone: str = "UTC",
@@ -53,11 +56,13 @@ def prediction_accuracy(
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``: those submitted in the window.
+        ``OF_JOBS`` of those submitted in the window. None are needed where nothing was predicted.
     predictions : DataFrame
         As the warehouse gives them.
     past : DataFrame
         ``user``, ``ended_at`` and ``run_time_s`` of all jobs known, for the naive rule.
+    submitted : int, optional
+        Number of jobs submitted in the window, by default that of ``jobs``.
     by : str, optional
         One of ``BY``. None for those of ``SHOWN_BY``.
 
@@ -81,7 +86,7 @@ def prediction_accuracy(
         fields=FIELDS,
         shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),
         rows=rows,
-        empty=_empty_text(jobs, predictions),
+        empty=_empty_text(len(jobs) if submitted is None else submitted, predictions),
         notes=(note,) if lacking else (),
         timezone=timezone,
     )
@@ -196,9 +201,9 @@ def _figures(table: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
     return rows[[field.column for field in FIELDS]]
 
 
-def _empty_text(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
-    if jobs.empty:
+def _empty_text(submitted: int, predictions: pd.DataFrame) -> str:
+    if not submitted:
         return "No job was submitted in this window."
     if predictions.empty:
-        return f"Jobs submitted in this window: {len(jobs):,}; none was predicted."
-    return f"Jobs submitted in this window: {len(jobs):,}; none has been predicted and has ended."
+        return f"Jobs submitted in this window: {submitted:,}; none was predicted."
+    return f"Jobs submitted in this window: {submitted:,}; none has been predicted and has ended."

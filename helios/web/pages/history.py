@@ -127,8 +127,10 @@ class UseSeries:
         return found
 
 
-def use_series(context: ReportContext, by: By, *, since: datetime | None = None, step: Step | None = None) -> UseSeries:
-    """Return use and waits of a context's window.
+def use_series(
+    context: ReportContext, *by: By, since: datetime | None = None, step: Step | None = None
+) -> list[UseSeries]:
+    """Return use and waits of a context's window, for each way to group.
 
     Steps that nobody recorded are unknown. What is before the record is one of them, so that the first step that is
     known begins with the record, and the last one ends now.
@@ -139,16 +141,25 @@ def use_series(context: ReportContext, by: By, *, since: datetime | None = None,
     begin, end = max(since, first or since), min(until, context.query.now)
     if begin >= end:
         begin, end = since, until  # nothing of it is known
-    frame = series(context, by=by, since=begin, until=end, step=step)
+    before = since if begin > since else None
+    frames = series(context, *by, since=begin, until=end, step=step)
+    return [_known_part(context, frame, before=before) for frame in frames]
+
+
+def _known_part(context: ReportContext, frame: SeriesFrame, *, before: datetime | None) -> UseSeries:
+    """Return a frame without values where nothing is known.
+
+    ``before`` is the begin of the window where the record begins later.
+    """
     if frame.rows.empty:
         return UseSeries(frame=frame, resource="gpus", hours=np.zeros(0))
     rows = frame.rows
     has_gpus = float(rows["gpu_hours"].sum() + rows["gpu_hours_waited"].sum()) > 0
     n_groups = rows["group"].nunique()
     rows = rows.iloc[-MOST_STEPS * n_groups :]
-    if begin > since and len(rows) < MOST_STEPS * n_groups:
-        before = rows.head(n_groups)[["group"]].assign(day=pd.Timestamp(since).tz_convert(frame.timezone))
-        rows = pd.concat([before.reindex(columns=rows.columns), rows], ignore_index=True)
+    if before is not None and len(rows) < MOST_STEPS * n_groups:
+        unknown = rows.head(n_groups)[["group"]].assign(day=pd.Timestamp(before).tz_convert(frame.timezone))
+        rows = pd.concat([unknown.reindex(columns=rows.columns), rows], ignore_index=True)
     begins_s = np.array([int(day.timestamp()) for day in rows["day"].drop_duplicates()], dtype=np.int64)
     ends_s = np.append(begins_s[1:], int(frame.until.timestamp()))
     known = context.known_steps(begins_s, ends_s)
@@ -182,9 +193,10 @@ def capacity_of(context: ReportContext, resource: str) -> tuple[float | None, st
 def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of charts."""
     with reports.open_context(site.report_query(reader, given, sums=True)) as context:
-        partitions, accounts = (use_series(context, by) for by in ("partition", "account"))
-        waits = use_series(context, "size" if partitions.resource == "gpus" else "")
-        months = use_series(context, "account", since=_first_month(context), step="month")
+        partitions, accounts, waits = use_series(context, "partition", "account", "size")
+        if partitions.resource != "gpus":
+            (waits,) = use_series(context, "")
+        (months,) = use_series(context, "account", since=_first_month(context), step="month")
         # What one account holds has no capacity of its own, and a user sees nothing but the own jobs.
         whole = reader.sees_sums and not (context.query.accounts or context.query.users)
         capacity, note = capacity_of(context, partitions.resource) if whole else (None, "")
@@ -248,7 +260,7 @@ def _first_month(context: ReportContext) -> datetime:
 
 
 def _parts_of_months(begins: pd.Series[Any], until: datetime) -> pd.Series[Any]:
-    """Return the begin and end of each month that is not whole, by its begin in each row."""
+    """Return the part of each month that is not whole."""
     edges = [*begins.drop_duplicates(), pd.Timestamp(until).tz_convert(begins.dt.tz)]
     ends = dict(itertools.pairwise(edges))
     is_whole = {begin: all(edge == edge.normalize().replace(day=1) for edge in (begin, ends[begin])) for begin in ends}

@@ -168,7 +168,7 @@ def _recent(site: Site, reader: Reader) -> Part:
     with reports.open_context(query) as context:
         # From a midnight on, since whole days are kept as sums.
         begin, _ = local_day(context.since, timezone=context.timezone)
-        found = use_series(context, "", since=begin)
+        (found,) = use_series(context, "", since=begin)
         capacity, _ = capacity_of(context, found.resource) if reader.sees_sums else (None, "")
         since, until = context.format_time(begin), context.format_time(context.until)
         is_live = context.live
@@ -325,7 +325,7 @@ def _findings(site: Site, reader: Reader) -> Part:
 
 
 def _waiting(site: Site, live: Snapshot, reader: Reader) -> Part:
-    """Return the first waiting jobs, for who sees the own ones alone with when they may start."""
+    """Return the first waiting jobs, own ones with their starts."""
     rows = waiting_jobs(live, reader)
     shown, values, notes = rows.head(WAITING_ROWS), Values(), list[str]()
     table = short_queue_table(shown, reader)

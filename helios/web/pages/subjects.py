@@ -96,7 +96,7 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
 def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -> list[Chart]:
     """Return use and waiting of a query's jobs over time, those that are known."""
     with reports.open_context(query) as context:
-        use = use_series(context, by)
+        (use,) = use_series(context, by)
         capacity, note = capacity_of(context, use.resource) if has_capacity else (None, "")
     charts = (use.use_chart(by=by, capacity=capacity, note=note), use.waiting_chart())
     return [chart for chart in charts if not chart.is_empty]

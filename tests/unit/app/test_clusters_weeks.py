@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 from helios.app.clusters import last_weeks
+from helios.app.history import ingest
 from helios.app.reports import ReportQuery, usage_report
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import put_empty_database
+from tests.unit.ingest.builders import a_sacct_file, a_sacct_row
 
 AT = pd.Timestamp("2020-06-01", tz="UTC")
 
@@ -24,14 +26,20 @@ def load(warehouse: Warehouse, day: int) -> None:
     warehouse.load([a_batch(job)], **options)  # type: ignore[arg-type]  # all are texts
 
 
-def test_jobs_are_read_again_only_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, jobs = list[str](), Warehouse.jobs
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets a cluster's name whenever all its jobs are read."""
+    read, times = list[str](), Warehouse.job_times
 
-    def counted(warehouse: Warehouse, cluster: str, **given: Any) -> pd.DataFrame:
+    def counted(warehouse: Warehouse, cluster: str) -> Any:
         read.append(cluster)
-        return jobs(warehouse, cluster, **given)
+        return times(warehouse, cluster)
 
-    monkeypatch.setattr(Warehouse, "jobs", counted)
+    monkeypatch.setattr(Warehouse, "job_times", counted)
+    return read
+
+
+def test_jobs_are_read_again_only_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = readings(monkeypatch)
     with Warehouse.open(put_empty_database(tmp_path / "helios.db")) as warehouse:
         load(warehouse, 1)
         first = [last_weeks(warehouse, "dev") for _ in range(3)]
@@ -40,6 +48,18 @@ def test_jobs_are_read_again_only_after_a_load(tmp_path: Path, monkeypatch: pyte
         later = last_weeks(warehouse, "dev")
         assert later is not None and later[1] - AT >= timedelta(days=9)
         assert len(read) == 2
+
+
+def test_a_loaded_file_leaves_its_last_weeks_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = put_empty_database(tmp_path / "helios.db")
+    ingest(a_sacct_file(tmp_path, a_sacct_row()), url=url, cluster="dev")
+    read = readings(monkeypatch)
+    with Warehouse.open(url) as warehouse:
+        monkeypatch.setattr("helios.app.clusters._complete", {})  # as in another process
+        kept = last_weeks(warehouse, "dev")
+        assert kept is not None and not read
+        load(warehouse, 1)
+        assert last_weeks(warehouse, "dev") != kept and read == ["dev"]
 
 
 def test_two_histories_of_one_name_are_told_apart(tmp_path: Path) -> None:

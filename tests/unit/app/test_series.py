@@ -65,7 +65,7 @@ def days_of(
     url: str, by: By, *, since: str = "2025-10-24", until: str = "2025-10-31", step: Step | None = "day"
 ) -> SeriesFrame:
     with open_context(ReportQuery(url=url, now=NOW, start=since, end=until)) as context:
-        return series(context, by=by, step=step)
+        return series(context, by, step=step)[0]
 
 
 @pytest.mark.parametrize("by", ["partition", "account"])

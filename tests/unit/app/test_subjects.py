@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.app.reports import ReportQuery
+from helios.app.reports import ReportQuery, prediction_report
 from helios.app.subjects import SubjectUnknown, node_report, subject_report
 from helios.model import NODE_EVENTS, NODES
 from helios.model.slurm_site import PartitionRules
@@ -68,6 +68,28 @@ def test_the_last_jobs_come_newest_first(query: ReportQuery) -> None:
     assert [job["job_id"] for job in found.to_json()["jobs"]] == ["5", "4", "2", "1"]
 
 
+def test_only_the_last_jobs_are_listed(query: ReportQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helios.app.subjects.LAST_JOBS", 3)
+    found = subject_report(query, "user", "alice", by=())
+    assert [job["job_id"] for job in found.to_json()["jobs"]] == ["5", "4", "2"]
+    assert found.tables["jobs"].title == "The last 3 jobs"
+
+
+def test_a_job_that_ran_into_the_window_is_listed_last(query: ReportQuery) -> None:
+    found = subject_report(replace(query, start="2020-06-01T02:00", end="2020-06-01T12:00"), "user", "alice", by=())
+    assert [job["job_id"] for job in found.to_json()["jobs"]] == ["2", "1"]
+
+
+def test_jobs_without_gpus_have_their_size_in_cpus(query: ReportQuery) -> None:
+    found = subject_report(query, "partition", "cpu", by=("user",))
+    assert groups(found, "by_size") == [("5-8", 1)]
+    assert found.tables["by_size"].title == "Use and waits by CPUs of the job"
+
+
+def test_predictions_that_nobody_made_are_of_jobs_that_are_counted(query: ReportQuery) -> None:
+    assert prediction_report(query).empty.startswith("Jobs submitted in this window: 5; none was predicted.")
+
+
 def test_an_account_has_its_users(query: ReportQuery) -> None:
     assert groups(subject_report(query, "account", "other", by=("user",)), "by_user") == [("bob", 1)]
 
@@ -114,4 +136,4 @@ def test_a_job_that_runs_counts_until_the_end_of_the_record(query: ReportQuery) 
     jobs = [run("6", 160, state="RUNNING", run_time_s=None, ended_at=None, node_list="n9"), run("7", 166)]
     with Warehouse.open(query.url) as warehouse:
         warehouse.load([a_batch(*jobs)], cluster="dev", path="q", sha256="2", format="sacct", timezone="UTC")
-    assert node_report(query, "n9").to_json()["busy_hours"] == pytest.approx(5.5, abs=0.1)
+    assert node_report(query, "n9").to_json()["busy_hours"] == pytest.approx(8.0, abs=0.1)  # job 7 ends then

@@ -139,7 +139,7 @@ def test_files_hold_what_the_figures_show(tmp_path: Path) -> None:
     for size in (1, 2, 4):
         assert jobs[float(size)] == pytest.approx(100 * (history.size[history.sized] <= size).mean())
     with (tmp_path / "out" / "statements.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 20
+        assert len(list(csv.DictReader(file))) == 23
 
 
 def test_latex_escapes_what_it_would_read() -> None:

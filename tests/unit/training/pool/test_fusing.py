@@ -409,7 +409,10 @@ def build(configuration):
 """
 
 
-@pytest.mark.parametrize("kind", ["weight", "spectral", "old", "calls"])
+AT_NIGHT = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("weight", "old")]
+
+
+@pytest.mark.parametrize("kind", ["spectral", "calls", *AT_NIGHT])
 def test_modules_of_a_class_or_count_of_their_own_are_trained(tmp_path: Path, kind: str) -> None:
     path = a_sweep(tmp_path, [{"lr": lr, "kind": kind} for lr in (0.1, 0.2, 0.3)], rest="attempts = 1")
     with (tmp_path / "models.py").open("a") as models:

@@ -1,4 +1,4 @@
-"""What sharing of GPUs would have saved, on the recorded times of jobs of one GPU.
+"""What sharing GPUs would have saved of recorded jobs of one GPU.
 
 Each job goes, when it starts, to the fullest GPU where the predicted memories fit and the predicted use sums below
 100 %; otherwise it opens another. What it did is judged with what was measured: an overflow is a moment at which the

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helios.metrics.gpu_sharing import OneGpuJobs, share_gpus
 from helios.metrics.job_use import freed_by_timeout_s
+from helios.study.gpu_sharing import OneGpuJobs, share_gpus
 from tests.contract.test_job_use import use, use_frame
 
 GPU_MIB = 100.0
