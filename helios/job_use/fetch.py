@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.job_use.dialects import SlicesAre, select
+from helios.job_use.dialects import select
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import Gpu, JobRun, UseReader
 from helios.model import GPU_USE, JOB_USE
@@ -177,7 +177,7 @@ def _gpu_values(gpu: Gpu, run: JobRun, reader: UseReader) -> dict[str, float]:
         values["longest_idle_s"] = 0.0
     elif values.get("idle_share") == 1 and is_covered:
         values["longest_idle_s"] = min(values["covered_s"], run.span_s)
-    knows_slice = dialect.slices is SlicesAre.MEASURED or (dialect.slices is SlicesAre.BY_SM and run.counts_sm)
+    knows_slice = dialect.knows_slices or run.counts_sm
     unknown: set[str] = set()
     if is_shared or _is_busy_wrong(gpu) or (gpu.is_slice and not knows_slice):
         unknown |= {*_BUSY}
