@@ -38,7 +38,7 @@ and several sweeps in one pool; 900 more are targets, 3,000 elastic sizes, where
 Of the metrics', 300 are sums of jobs by period, and of the warehouse 550 to keep and read them. Of the report's and the
 app's, 250 and 300 are a job's life, alike jobs, and answers on one user, account, partition and node. Of control's, 300
 are running jobs that yield, and their rails. What jobs use is 2,500 at most: ``job_use``, 450 of the core, of which
-200 are the report's advice and sentences, and of the study 650, what is held and unused and what sharing GPUs brings."""
+200 are the report's advice and sentences, and of the study 650: what is held and unused, and what sharing brings."""
 GROWTH = 0.05
 GOALS = {"core": 46_500, "training": 13_000, "study": 5_500, "job_use": 1_800}
 """Code lines that the core and each wing are to come down to."""
