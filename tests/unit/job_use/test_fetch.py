@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from helios.config import Settings
-from helios.job_use.fetch import fetch
+from helios.job_use.fetch import fetch, fetch_by_night
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.prometheus_rig import STEP_S, RealPrometheus, Samples
@@ -246,3 +246,22 @@ def test_a_reading_that_was_interrupted_goes_on(prometheus: RealPrometheus, tmp_
     use, _ = measured(prometheus.url, tmp_path, "slurm-job-exporter", *jobs)
     assert len(calls) == 3
     assert sorted(use["job_id"]) == ["2001", "2003", "2006", "2008", "2012"]
+
+
+def test_a_night_asks_for_a_time_and_leaves_the_rest(
+    prometheus: RealPrometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.model_validate(
+        {
+            "database": {"url": f"sqlite:///{tmp_path / 'use.db'}"},
+            "prometheus": {"url": prometheus.url, "step_s": STEP_S},
+        }
+    )
+    job = a_job(job_id="2012", submitted_at=at(-1), started_at=at(0), ended_at=at(1))
+    with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.load([a_batch(job)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
+    monkeypatch.setattr("helios.job_use.fetch.NIGHT_S", 0)
+    assert fetch_by_night(settings, "venus", now=at(9)).endswith(": nothing new")
+    monkeypatch.undo()
+    assert fetch_by_night(settings, "venus", now=at(9)).endswith(": 1 partial")
+    assert fetch_by_night(Settings(), "venus", now=at(9)) == ""
