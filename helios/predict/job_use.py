@@ -144,8 +144,8 @@ def predict_use_again(
 ) -> PredictedUse:
     """Predict each run again from its first minutes.
 
-    A run that is busy goes on as it began. One that is idle yet may still load its data: it gets the mean of those
-    that began so, and its first prediction where there are none.
+    A run that is busy goes on as it began. One that is idle yet may still load its data: it gets the mean use of those
+    that began so, its memory is bounded as before, and where nothing is known of these, it keeps its first prediction.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def predict_use_again(
     idle = began_idle == 1
     expected = np.where(idle, alike.utilization, utilization)
     chance = np.where(idle, alike.is_idle, 0.0)
-    bound = _bound(later, memory_mib, group=began_idle)
+    bound = np.where(idle, np.nan, _bound(later, memory_mib, group=began_idle))
     return PredictedUse(
         utilization=np.where(np.isnan(expected), before.utilization, expected),
         idle_chance=np.where((began_idle < 0) | np.isnan(chance), before.idle_chance, chance),

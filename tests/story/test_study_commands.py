@@ -112,9 +112,15 @@ def repeated(told: Told) -> bool:
     return f"{low} to {high}" in re.sub(r"\s+", " ", told.answer.out)
 
 
+def freed(told: Told) -> bool:
+    """The share of all GPU hours that an idle time-out frees."""
+    timeout = next(case for case in told.json["cases"] if case["change"].startswith("Idle"))
+    return bool(timeout["of_all"]["value"] == pytest.approx(told.statement["parts"]["freed_by_timeout"], rel=NEARLY))
+
+
 FOLLOWS: dict[int, Callable[[Told], bool]] = {
     **{1: one_pool, 3: orders, 4: asleep, 7: failed_hours, 10: acts},
-    **{11: top_users, 12: orders, 13: orders, 14: ranks, 16: repeated},
+    **{11: top_users, 12: orders, 13: orders, 14: ranks, 16: repeated, 21: freed, 22: freed},
 }
 """By statement, whether the answer has the number of the statement or the one that follows from it."""
 AS_TEXT = {16}

@@ -28,9 +28,9 @@ def site(**measured: Any) -> tuple[LoadedHistory, pd.DataFrame]:
     for start in range(0, DAYS * DAY, 2 * HOUR):
         for number in range(4):
             rows.append(job(start, start + number, start + HOUR, user=f"small{number}"))
-            use.append({"utilization": 20.0, "gpu_memory_peak_mib": 9_000.0} | measured)
+            use.append({"utilization": 20.0, "gpu_memory_peak_mib": 9_000.0, "is_interactive": 0.0} | measured)
         rows.append(job(start, start, start + HOUR, gpus=2, user="large"))
-        use.append({"utilization": 90.0, "gpu_memory_peak_mib": 39_000.0})
+        use.append({"utilization": 90.0, "gpu_memory_peak_mib": 39_000.0, "is_interactive": 0.0})
     jobs = jobs_frame(*rows)
     frame = pd.DataFrame(use).assign(
         submitted_at=jobs["submitted_at"],
@@ -40,7 +40,6 @@ def site(**measured: Any) -> tuple[LoadedHistory, pd.DataFrame]:
         quality="ok",
         busy_means="a kernel ran",
         gpu_memory_total_mib=GPU_MIB,
-        is_interactive=0.0,
     )
     return LoadedHistory(cluster="tiny", jobs=jobs, timezone="UTC"), JOB_USE.conform(frame)
 
