@@ -297,7 +297,7 @@ def _fits_a_part(finding: Finding, unit: str) -> str:
 
 
 def _measured(finding: Finding, unit: str) -> list[str | None]:
-    """Return the simplest change beside a share of unused hours, how much is measured, and by whom."""
+    """Return the simplest change beside it, and how much is measured by whom."""
     freed, sources = _part(finding, "freed_by_timeout", 1), finding.parts.get("sources")
     measured = None if finding.coverage is None else f"{percent(finding.coverage)} of {unit} hours were measured"
     return [
