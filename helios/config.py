@@ -277,6 +277,25 @@ class ReportSettings(_Section):
     """Nightly reports kept"""
 
 
+class AdviceSettings(_Section):
+    """Advice on GPUs that jobs held and did not use."""
+
+    exempt_users: str = ""
+    """Users of whose GPUs nothing is said, by commas"""
+    exempt_accounts: str = ""
+    """Accounts of whose GPUs nothing is said, by commas"""
+    exempt_partitions: str = ""
+    """Partitions of whose GPUs nothing is said, by commas"""
+    mail_domain: str = Field(default="", pattern=r"^([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*)?$")
+    """Every night, mail users such advice at USER@ this domain, each at most once a week; empty: nobody"""
+
+    @property
+    def exempt(self) -> dict[str, list[str]]:
+        """Names of which nothing is said, by column of the jobs."""
+        texts = {"user": self.exempt_users, "account": self.exempt_accounts, "partition": self.exempt_partitions}
+        return {kind: [part.strip() for part in text.split(",") if part.strip()] for kind, text in texts.items()}
+
+
 class Notify(_Section):
     """Mails and webhooks about what needs a person."""
 
@@ -432,6 +451,7 @@ class Settings(_Section):
     daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
+    advice: AdviceSettings = Field(default_factory=AdviceSettings)
     notify: Notify = Field(default_factory=Notify)
     web: WebSettings = Field(default_factory=WebSettings)
     prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)

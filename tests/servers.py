@@ -25,10 +25,11 @@ class OnAnyPort(Controller):
 class MailServer:
     """A mail server on loopback with a certificate of its own, which takes mail only from who logged in."""
 
-    def __init__(self, certificate: Path, *, tls: str = "starttls") -> None:
+    def __init__(self, certificate: Path | None, *, tls: str = "starttls") -> None:
         self.taken: list[Any] = []
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        if certificate is not None:
+            context.load_cert_chain(certificate, certificate.with_suffix(".key"))
         options: dict[str, Any] = {"ssl_context": context} if tls == "tls" else {}
         if tls == "starttls":
             options = {"tls_context": context, "require_starttls": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ import pandas as pd
 
 from helios.app.clusters import NOT_LIVE
 from helios.app.history import LoadedHistory
-from helios.app.reports import ReportQuery, open_context
+from helios.app.reports import JobUse, ReportQuery, open_context
 from helios.config import SlurmSettings
 from helios.errors import AnswerNotUnderstood, ClusterUnavailable, HeliosError, UsageError
 from helios.metrics.history import COLUMNS, read_history
@@ -23,6 +23,8 @@ from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.admin.usage import select_jobs
 from helios.report.advice import Advice, limit_advice, packing_advice, sort_by_hours, usage_advice
 from helios.report.advice_table import advice_by_kind
+from helios.report.gpu_advice import gpu_advice
+from helios.report.job_use import with_use
 from helios.slurm.accounting import Accounting, read_usage
 from helios.slurm.shell import Shell
 
@@ -47,7 +49,9 @@ class AdviceReport:
         Whether it is a cluster with a live Slurm.
     since, until : datetime
     jobs, measured : int
-        Jobs submitted in the window, and those whose use is known.
+        Jobs submitted in the window, and those whose use of memory and CPUs is known.
+    gpu_runs, gpu_runs_measured : int
+        Runs with GPUs, and those whose use of GPUs is known.
     advice : tuple of Advice
         The advice, sorted by hours.
     notes : tuple of str
@@ -60,6 +64,8 @@ class AdviceReport:
     until: datetime
     jobs: int
     measured: int
+    gpu_runs: int
+    gpu_runs_measured: int
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]
     live: bool = True
@@ -74,6 +80,8 @@ class AdviceReport:
         where = self.cluster if self.live else f"{self.cluster} ({NOT_LIVE})"
         when = f"in {days:.0f} days to {self.until:%Y-%m-%d}"
         lines = [f"{self.jobs:,} jobs of {whose} on {where} {when}, use known of {self.measured:,}."]
+        if self.gpu_runs:
+            lines += [f"Use of GPUs known of {self.gpu_runs_measured:,} of {self.gpu_runs:,} runs with GPUs."]
         shown = self.advice if most is None else self.advice[:most]
         for number, one in enumerate(shown, start=1):
             first, *rest = one.lines()
@@ -98,6 +106,8 @@ class AdviceReport:
             "to": self.until.isoformat(),
             "jobs": self.jobs,
             "jobs_measured": self.measured,
+            "gpu_runs": self.gpu_runs,
+            "gpu_runs_measured": self.gpu_runs_measured,
             "kinds": as_json(kinds or advice_by_kind(self.advice))["rows"],
             "advice": [one.to_json() for one in self.advice],
             "notes": list(self.notes),
@@ -132,11 +142,15 @@ def advise(
         jobs = context.warehouse.jobs(
             context.cluster, since=since, until=until, columns=READ, only={"user": list(users)}
         )
+        job_use = context.job_use(jobs)
         loaded = LoadedHistory(cluster=context.cluster, jobs=JOBS.conform(jobs), timezone=context.timezone)
     notes = tuple[str, ...]()
     if usage is not None and used is None:
         used, notes = usage(users, loaded.cluster, since, until) if live else (None, (_NOT_ASKED,))
-    return replace(advise_on(loaded, since=since, until=until, users=users, used=used, notes=notes), live=live)
+    found = advise_on(
+        loaded, since=since, until=until, users=users, used=used, notes=notes, job_use=job_use, exempt=ask.exempt
+    )
+    return replace(found, live=live)
 
 
 def advise_on(
@@ -147,10 +161,13 @@ def advise_on(
     users: tuple[str, ...] = (),
     used: pd.DataFrame | None = None,
     notes: tuple[str, ...] = (),
+    job_use: JobUse | None = None,
+    exempt: Mapping[str, Collection[str]] | None = None,
 ) -> AdviceReport:
     """Advise users by the jobs submitted in [since, until).
 
-    Without a begin it is ``WINDOW`` before the end, without an end the last submission.
+    Without a begin it is ``WINDOW`` before the end, without an end the last submission. ``exempt`` are the users,
+    accounts and partitions of whose GPUs nothing is said.
     """
     jobs, notes = loaded.jobs, (*loaded.notes, *notes)
     last = jobs["submitted_at"].max() if len(jobs) else None
@@ -183,6 +200,9 @@ def advise_on(
         found += usage_advice(used)
         if len(used) and not measured:
             notes = (*notes, "The accounting has jobs but not what they used: Slurm's JobAcctGatherType gathers it.")
+    job_use = job_use or JobUse()
+    found += gpu_advice(own, job_use.runs, job_use.gpus, exempt=exempt)
+    with_gpus = with_use(own[own["gpus"] > 0], job_use.runs)
     return AdviceReport(
         cluster=loaded.cluster,
         users=users,
@@ -190,6 +210,8 @@ def advise_on(
         until=until,
         jobs=len(own),
         measured=measured,
+        gpu_runs=len(with_gpus),
+        gpu_runs_measured=int(with_gpus["is_measured"].sum()),
         advice=tuple(sort_by_hours(found)),
         notes=notes,
     )

@@ -27,6 +27,7 @@ from helios.app.explain_past import (
     made_predictions,
     read_or_empty,
     text_of,
+    with_job_use,
 )
 from helios.choices import Domain
 from helios.control import AppliedChanges, NodeControllerState
@@ -185,7 +186,9 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _explain_queued(cycles, predicted, job, applied_changes, decisions, compared_with=compared_with)
     start = _start(cycles, predicted, job, job_id) if found.rank else None
-    return replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target, predictions=made)
+    found = replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target, predictions=made)
+    with Warehouse.open(url) as warehouse:
+        return with_job_use(warehouse, name, found)
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns:
@@ -231,7 +234,7 @@ def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_i
 def _forecast_or_why(
     cycles: JobController, snapshot: Snapshot, forecast: Callable[[SlurmSite, pd.DataFrame, float], T]
 ) -> T | StartForecast:
-    """Return a forecast by the rules of Slurm, the history and the widening, or why there is none."""
+    """Return a forecast, or why there is none."""
     from helios.app.start_forecast import stored_widening  # noqa: PLC0415 - it compiles
 
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +28,12 @@ from helios.errors import (
     NotEnoughHistory,
     UsageError,
 )
-from helios.model import DECISIONS, JOBS, PREDICTIONS, TIME, FrameKind, columns_of_id
+from helios.model import DECISIONS, GPU_USE, JOB_USE, JOBS, PREDICTIONS, TIME, FrameKind, columns_of_id
 from helios.ports import Progress, no_progress
 from helios.report.alike import ALIKE_WITHIN, compare_alike
 from helios.report.alike import COLUMNS as ALIKE_COLUMNS
 from helios.report.job import JobExplanation, JobRuns
-from helios.report.job_life import NOT_RECORDED
+from helios.report.job_life import NOT_MEASURED, NOT_RECORDED
 from helios.report.prediction import PastJob, PredictionSteps
 from helios.units import as_count, count_in_words, duration_in_words, in_number
 from helios.warehouse import Warehouse
@@ -140,7 +141,9 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
         if over["started_at"] - began >= WORTH_EXPLAINING:
             until = over["started_at"]
             beside = warehouse.jobs(cluster, since=began - LOOK_BACK, until=until, unended_at=began, columns=_BESIDE)
-        return _explain_rows(past, listed, beside, decisions, alike=alike, predictions=made, now=now)
+        found = _explain_rows(past, listed, beside, decisions, alike=alike, predictions=made, now=now)
+        found = with_job_use(warehouse, cluster, found)
+    return found if len(found.use) else replace(found, remarks=(*found.remarks, NOT_MEASURED))
 
 
 def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
@@ -154,7 +157,8 @@ def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
     rows = history.jobs.iloc[_known_positions(history, job_id)]
     now = history.jobs["submitted_at"].max()
     beside, alike = history.jobs[_BESIDE], history.jobs[ALIKE_COLUMNS]
-    return _explain_rows(rows, JOBS.empty(), beside, DECISIONS.empty(), alike=alike, predictions=NOTHING_MADE, now=now)
+    found = _explain_rows(rows, JOBS.empty(), beside, DECISIONS.empty(), alike=alike, predictions=NOTHING_MADE, now=now)
+    return replace(found, remarks=(*found.remarks, NOT_MEASURED))
 
 
 def _explain_rows(
@@ -442,6 +446,23 @@ def first_prediction(made: pd.DataFrame) -> dict[str, Any]:
     if made.empty:
         return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
     return {name: made.iloc[0][name] for name in (*PREDICTIONS.names[:3], "source")}
+
+
+def with_job_use(warehouse: Warehouse, cluster: str, found: JobExplanation) -> JobExplanation:
+    """Return the explanation with what the runs of the job used."""
+    if found.runs is None or found.runs.runs.empty:
+        return found
+    submitted = found.runs.runs["submitted_at"]
+    since, until = submitted.min().to_pydatetime(), submitted.max().to_pydatetime() + timedelta(seconds=1)
+    use, gpu_use = (
+        read_or_empty(partial(read, cluster, since=since, until=until), kind)
+        for read, kind in ((warehouse.job_use, JOB_USE), (warehouse.gpu_use, GPU_USE))
+    )
+    use, gpu_use = (
+        rows[(rows["job_id"] == found.job_id) & rows["submitted_at"].isin(submitted)].reset_index(drop=True)
+        for rows in (use, gpu_use)
+    )
+    return replace(found, use=use, gpu_use=gpu_use)
 
 
 def jobs_of_user(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:

@@ -171,7 +171,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
             jobs=lambda start, end, path: applied.sacct_window(start, end, path=path),
             node_events=applied.node_events,
             gpus=lambda: _gpu_accounting(shell),
-            use=lambda start, end, path: applied.use_window(start, end, path=path),
+            use=lambda start, end, path, steps: applied.use_window(start, end, path=path, steps=steps),
         ),
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _clock_skew_s(shell),

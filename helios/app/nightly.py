@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pandas as pd
 
+from helios.app.advice_mail import mail_advice
 from helios.app.clusters import choose_cluster
 from helios.app.controller_state import NIGHTLY_LEVELS
 from helios.app.energy.ledger import read_ledger
@@ -48,6 +49,8 @@ READ_AGAIN = timedelta(days=3)
 """Longest delay of a job's end in Slurm's database, for instance while the database or a node was down."""
 STUDY = "helios.study.nightly"
 """Module of the study's sections, in a wing; it is imported when a night is reported."""
+JOB_USE = "helios.job_use.fetch"
+"""Module that asks Prometheus what jobs used, in a wing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +253,8 @@ def run_nightly(
         report,
         lambda: str(import_module(STUDY).store_latest(settings, cluster, now=now)),
         lambda: _notify(settings, cluster, reports[0] if reports else None, now=now),
+        lambda: str(import_module(JOB_USE).fetch_by_night(settings, cluster, now=now)),
+        lambda: mail_advice(settings, cluster, now=now),
         lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )
     done, problems = [], []

@@ -19,7 +19,7 @@ from helios.app.clusters import LAST_WEEKS, NOT_LIVE, choose_cluster, complete_p
 from helios.config import SlurmSettings
 from helios.dates import local_day, parse_date
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model import JOBS, size_class
+from helios.model import GPU_USE, JOB_USE, JOBS, size_class
 from helios.report.admin.decisions import (
     MOVED_S,
     SHADOW_LIMITS,
@@ -83,6 +83,8 @@ class ReportQuery:
         Whether a report says nothing that depends on other users' jobs, such as the span of the history.
     slurm : SlurmSettings
         Where Slurm's commands are, if they are here.
+    exempt : mapping of str to collection of str
+        Users, accounts and partitions of whose GPUs advice says nothing, by column of the jobs.
     """
 
     url: str
@@ -96,11 +98,26 @@ class ReportQuery:
     partitions: Collection[str] = ()
     hides_others: bool = False
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
+    exempt: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def only(self) -> dict[str, Collection[str]]:
         """Texts that the jobs must have, by column."""
         return {"user": self.users, "account": self.accounts, "partition": self.partitions}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobUse:
+    """What jobs used.
+
+    Attributes
+    ----------
+    runs, gpus : DataFrame
+        Columns of ``JOB_USE`` and of ``GPU_USE``.
+    """
+
+    runs: pd.DataFrame = field(default_factory=JOB_USE.empty)
+    gpus: pd.DataFrame = field(default_factory=GPU_USE.empty)
 
 
 @contextmanager
@@ -256,6 +273,16 @@ class ReportContext:
         )
         return self.warehouse.use(self.cluster, question)
 
+    def job_use(self, jobs: pd.DataFrame) -> JobUse:
+        """Return what some of the jobs of the query used."""
+        if jobs.empty:
+            return JobUse()
+        first, last = (moment.to_pydatetime() for moment in jobs["submitted_at"].agg(["min", "max"]))
+        until = last + timedelta(seconds=1)
+        read = self.warehouse.job_use, self.warehouse.gpu_use
+        runs, gpus = (one(self.cluster, since=first, until=until, only=self.query.only) for one in read)
+        return JobUse(runs=runs, gpus=gpus)
+
     def has_whole_day(self) -> bool:
         """Return whether the window has a day from midnight to midnight."""
         _, midnight = local_day(self.since - timedelta(microseconds=1), timezone=self.timezone)
@@ -270,7 +297,7 @@ class ReportContext:
         return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def with_coverage(self, answer: ReportTable) -> ReportTable:
-        """Return the report, with the span of the history if it is empty, and with what of the window is unknown."""
+        """Return the report with what is unknown of its window."""
         first, last = self.spans
         empty = answer.empty
         if answer.rows.empty and pd.notna(first):

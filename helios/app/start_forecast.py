@@ -370,7 +370,7 @@ def forecast_starts(
 
 
 def _no_forecast(snapshot: Snapshot, site: SlurmSite, job: pd.Series[Any]) -> StartForecast:
-    """Return a forecast without times, with the reason if the job is not to be simulated."""
+    """Return a forecast without times, perhaps with a reason."""
     now, problem = snapshot.taken_at.replace(microsecond=0), never_starts(job)
     if not problem and not {rules.name for rules in site.partitions} & set(str(job["partition"]).split(",")):
         problem = f"the configuration of the cluster has no partition {job['partition']}"

@@ -14,7 +14,7 @@ import pandas as pd
 from helios.app.advise import READ as ADVICE
 from helios.app.advise import advise_on
 from helios.app.history import LoadedHistory
-from helios.app.reports import CLOCK_SKEW, ReportContext, ReportQuery, open_context
+from helios.app.reports import CLOCK_SKEW, JobUse, ReportContext, ReportQuery, open_context
 from helios.errors import UsageError
 from helios.model import JOBS, NODES, SIZE_RANGES, size_range
 from helios.model.frames import plain
@@ -24,6 +24,7 @@ from helios.report.admin.decisions import decision_rows
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import held_s, usage_by, usage_of_sums, wait_s
 from helios.report.advice_table import advice_by_kind
+from helios.report.job_use import gpu_hours, idle_sentences, with_use
 from helios.units import HOUR_S, count_in_words, duration_in_words, in_number, percent
 from helios.warehouse.use import Use
 
@@ -136,13 +137,15 @@ def subject_report(
         last = _last_jobs(context, _latest(context), without=kind)
         nodes = _nodes_of(context, name) if kind == "partition" and not query.hides_others else NODES.empty()
         own = context.jobs(columns=ADVICE) if kind == "user" else JOBS.empty()
+        used = context.job_use(own)
     sentences = [*_use_sentences(found[-1], use["by_size"])]
     tables, notes = dict[str, ReportTable](), use["by_size"].notes
     if rules is not None:
         sentences += _rule_sentences(rules)
     if kind == "user":
         loaded = LoadedHistory(cluster=context.cluster, jobs=own, timezone=context.timezone)
-        advice = advise_on(loaded, since=context.since, until=context.until)
+        advice = advise_on(loaded, since=context.since, until=context.until, job_use=used, exempt=query.exempt)
+        sentences += _gpu_sentences(own, used, context)
         kinds = advice_by_kind(advice.advice)
         fields = tuple(field for field in kinds.fields if field.column != "users")
         tables["advice"], notes = replace(kinds, title="Advice", fields=fields), (*notes, *advice.notes)
@@ -162,7 +165,7 @@ def subject_report(
 
 
 def nearest_names(name: str, known: Collection[str]) -> str:
-    """Return the known names that one was perhaps meant to be, as a sentence. It is empty where none is near."""
+    """Return a sentence with known names near one, if there are any."""
     by_case = {text.casefold(): text for text in sorted(known)}
     near = [by_case[text] for text in get_close_matches(name.casefold(), by_case, n=MOST_NEAR)]
     return f"Meant perhaps: {', '.join(near)}." if near else ""
@@ -325,6 +328,15 @@ def _use_sentences(use: Use, table: ReportTable) -> Iterator[str]:
     yield f"At the end {use.waits_at_end:,} waited and {use.runs_at_end:,} ran."
     if not np.isnan(total["failed_share"]):
         yield f"{percent(total['failed_share'], 1)} failed, {percent(total['timeout_share'], 1)} ended at their limit."
+
+
+def _gpu_sentences(jobs: pd.DataFrame, used: JobUse, context: ReportContext) -> Iterator[str]:
+    """Yield how much of the GPUs was used, where any of it was measured."""
+    runs = with_use(jobs[jobs["gpus"] > 0], used.runs)
+    if not runs["is_measured"].any():
+        return
+    held, _ = held_s(runs, since=context.since, until=context.until, now=context.query.now)
+    yield from idle_sentences(gpu_hours(runs, used.gpus, held))
 
 
 def _rule_sentences(rules: PartitionRules) -> Iterator[str]:

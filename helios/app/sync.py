@@ -56,13 +56,13 @@ class AccountingSource:
     gpus : callable
         Return how GPUs are counted now. By default it is known from the rows alone.
     use : callable, optional
-        As ``jobs``, with what the jobs and their steps used.
+        As ``jobs``, with what the jobs used, and where the last argument is true their steps.
     """
 
     jobs: Callable[[datetime, datetime, Path], None]
     node_events: Callable[[datetime, datetime], pd.DataFrame]
     gpus: Callable[[], GpuAccounting] = GpuAccounting
-    use: Callable[[datetime, datetime, Path], None] | None = None
+    use: Callable[[datetime, datetime, Path, bool], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ GROUPS = {
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 WING_COMMANDS = {
-    "report": ("training.repeated.commands:commands",),
+    "report": ("training.repeated.commands:commands", "job_use.report_commands:commands"),
     "trace": ("study.export.commands:commands", "job_use.commands:commands"),
 }
 """Where more subcommands of a command are, in a wing."""

@@ -348,6 +348,7 @@ def advise_(
                 url=settings.database.url,
                 slurm=settings.slurm,
                 cluster=select_cluster(source.cluster),
+                exempt=settings.advice.exempt,
                 now=datetime.now(UTC),
                 start=since,
                 end=until,

@@ -136,7 +136,7 @@ class _Block:
     def _with_summary(self) -> NDArray[np.int64]:
         """Return the jobs that have a summary of their own."""
         comments = self._comments.take(pa.array(self._over))
-        has_mark = np.asarray(pc.fill_null(pc.match_substring(comments, MARK), False))
+        has_mark = np.asarray(pc.fill_null(pc.match_substring(comments, MARK, ignore_case=True), False))
         self._counts.other_text += int((np.asarray(comments.is_valid()) & ~has_mark).sum())
         found = self._over[has_mark]
         # Rows of a requeued job may all have the summary of its last run.

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from helios.model.job_use import LONGEST_GPU, BusyMeans
 
@@ -41,14 +40,6 @@ class Metric:
     busy_means: BusyMeans | None = None
 
 
-class SlicesAre(StrEnum):
-    """What an exporter says of the utilization of MIG slices."""
-
-    MEASURED = "measured"
-    BY_SM = "measured where SMs are"
-    UNKNOWN = "not known"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuExporter:
     """Metrics of GPUs of one exporter.
@@ -70,7 +61,8 @@ class GpuExporter:
         Labels that tell one GPU or slice from all others; the first names its node.
     number_labels : tuple of str
         Labels that name it on its node.
-    slices : SlicesAre
+    knows_slices : bool
+        Whether utilization of a MIG slice is its own. Where SMs are counted it always is.
     hint : str
         What to do where the exporter runs but names no jobs.
     """
@@ -85,7 +77,7 @@ class GpuExporter:
     shows_sm: str = ""
     gpu_labels: tuple[str, ...]
     number_labels: tuple[str, ...]
-    slices: SlicesAre
+    knows_slices: bool = False
     hint: str
 
     @property
@@ -132,7 +124,6 @@ _JOBSTATS = {
     "power": Metric(name="nvidia_gpu_power_usage_milliwatts", scale=1e-3),
     "gpu_labels": ("instance", "minor_number", "uuid"),
     "number_labels": ("minor_number",),
-    "slices": SlicesAre.UNKNOWN,
     "hint": "Slurm's prolog must name the job of each GPU for nvidia_gpu_prometheus_exporter (jobstats: setup).",
 }
 DIALECTS = (
@@ -148,7 +139,6 @@ DIALECTS = (
         shows_sm="slurm_job_sm_occupancy_gpu",
         gpu_labels=("instance", "gpu"),
         number_labels=("gpu",),
-        slices=SlicesAre.BY_SM,
         hint="Start slurm-job-exporter with --monitor gpu where jobs hold GPUs.",
     ),
     GpuExporter(
@@ -163,7 +153,7 @@ DIALECTS = (
         power=Metric(name="DCGM_FI_DEV_POWER_USAGE"),
         gpu_labels=("Hostname", "UUID", "GPU_I_ID"),
         number_labels=("gpu", "GPU_I_ID"),
-        slices=SlicesAre.MEASURED,
+        knows_slices=True,
         hint="Give dcgm-exporter a folder in which Slurm's prolog names jobs: --hpc-job-mapping-dir.",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pandas as pd
 
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.job_use.dialects import SlicesAre, select
+from helios.job_use.dialects import select
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import Gpu, JobRun, UseReader
 from helios.model import GPU_USE, JOB_USE
@@ -20,12 +21,15 @@ from helios.model.frames import seconds_of
 from helios.model.job_use import BusyMeans, UseQuality, UseSource
 from helios.model.nodes import expand_valid
 from helios.ports import Progress, no_progress
+from helios.units import HOUR_S
 from helios.warehouse import Warehouse
 
 JOBS_AT_ONCE = 100
 SETTLED = timedelta(minutes=10)
 """Time after the end of a job in which its last samples arrive."""
 LONGEST_KEPT_DAYS = 4096
+NIGHT_S = HOUR_S
+"""Most time that a night asks for jobs, s: a server with years of samples is read in several nights."""
 SHARED = 0.05
 """Share of the samples with another job on the GPU from which it counts as shared. One sample may have both jobs where
 one follows the other."""
@@ -61,11 +65,26 @@ class FetchResult:
         return f"use of jobs from Prometheus ({self.dialect or 'no exporter of GPUs'}): {counts}"
 
 
-def fetch(settings: Settings, cluster: str, now: datetime, *, progress: Progress = no_progress) -> FetchResult:
+def fetch_by_night(settings: Settings, cluster: str, *, now: datetime) -> str:
+    """Store what ended jobs used, as ``fetch``, and return a line.
+
+    It is empty where there is no Prometheus. What is not asked for in ``NIGHT_S`` is left to the next night.
+    """
+    return fetch(settings, cluster, now, most_s=NIGHT_S).line() if settings.prometheus.url else ""
+
+
+def fetch(
+    settings: Settings, cluster: str, now: datetime, *, most_s: float = math.inf, progress: Progress = no_progress
+) -> FetchResult:
     """Store what ended jobs used, by Prometheus, the last submitted first.
 
     Runs that were asked for are not asked for again, so that a reading that was interrupted goes on. It goes back to
     the oldest samples that the server has.
+
+    Parameters
+    ----------
+    most_s : float
+        Time after which no more jobs are asked for, s.
 
     Raises
     ------
@@ -80,8 +99,8 @@ def fetch(settings: Settings, cluster: str, now: datetime, *, progress: Progress
     since = oldest_samples(client, reader, now)
     counts: Counter[str] = Counter()
     with Warehouse.open(settings.database.url) as warehouse:
-        before = now
-        while True:
+        before, begun_s = now, time.monotonic()
+        while time.monotonic() - begun_s < most_s:
             jobs = warehouse.runs_without_use(
                 cluster, UseSource.PROMETHEUS, since=since, until=now - SETTLED, before=before, most=JOBS_AT_ONCE
             )
@@ -177,7 +196,7 @@ def _gpu_values(gpu: Gpu, run: JobRun, reader: UseReader) -> dict[str, float]:
         values["longest_idle_s"] = 0.0
     elif values.get("idle_share") == 1 and is_covered:
         values["longest_idle_s"] = min(values["covered_s"], run.span_s)
-    knows_slice = dialect.slices is SlicesAre.MEASURED or (dialect.slices is SlicesAre.BY_SM and run.counts_sm)
+    knows_slice = dialect.knows_slices or run.counts_sm
     unknown: set[str] = set()
     if is_shared or _is_busy_wrong(gpu) or (gpu.is_slice and not knows_slice):
         unknown |= {*_BUSY}

@@ -114,7 +114,7 @@ def _read_jobstats_dump(path: Path, cluster: str, counts: UseCounts) -> Iterator
         table = pa.table(rows.columns)
         names |= dict.fromkeys(pc.unique(table["cluster"]).to_pylist())
         table = table.filter(pc.equal(table["cluster"], cluster))
-        has_mark = pc.fill_null(pc.match_substring(table["admin_comment"], MARK), False)
+        has_mark = pc.fill_null(pc.match_substring(table["admin_comment"], MARK, ignore_case=True), False)
         counts.other_text += pc.sum(pc.and_(pc.invert(has_mark), table["admin_comment"].is_valid())).as_py() or 0
         counts.refused += len(rows.refused)
         table = table.filter(has_mark)

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from helios.config import PrometheusSettings, Settings
 from helios.errors import HeliosError
-from helios.job_use.dialects import GpuExporter, SlicesAre, is_slice, select
+from helios.job_use.dialects import GpuExporter, is_slice, select
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import find_dialect
 from helios.metrics.job_use import IDLE
@@ -132,7 +132,7 @@ def held_gpus(client: Prometheus, settings: PrometheusSettings, now: datetime) -
         for each in client.query(f"max_over_time({series}[{MINUTES}m]) and ({enough}) and {series}"):
             gpu, percent = exporter.gpu(each.labels), each.value * metric.scale
             job_id = each.labels.get(exporter.job_label) if exporter.job_label else owners.get(gpu)
-            knows_it = exporter.slices is SlicesAre.MEASURED or not is_slice(each.labels)
+            knows_it = exporter.knows_slices or counts_sm or not is_slice(each.labels)
             if job_id is None or jobs_on[gpu] > 1 or not knows_it or not 0 <= percent <= 100:
                 continue
             measured += 1

@@ -22,9 +22,11 @@ from pydantic_core import from_json
 from helios.model import LONGEST_GPU, BusyMeans, UseQuality
 
 MARK = "JS1:"
-_WITHOUT_SUMMARY = {"Short": UseQuality.SHORT, "None": UseQuality.NONE}
+"""What a summary begins with. sacctmgr of Slurm 22.05 writes it and all that follows in small letters, which breaks it;
+scontrol does not."""
+_WITHOUT_SUMMARY = {"short": UseQuality.SHORT, "none": UseQuality.NONE}
 """Words in place of a summary: the job ran for less than two samples, or Prometheus knew nothing of it."""
-_BODY = re.compile(r"[A-Za-z0-9+/]*={0,2}")
+_BODY = re.compile(MARK + r"([a-z0-9+/]*={0,2})", re.ASCII | re.IGNORECASE)
 _MOST_BYTES = 4 << 20
 """Most bytes of an unpacked summary: 1,000 nodes of 8 GPUs have 0.5 MB."""
 _NAME = re.compile(r"[\w.:/-]{1,255}", re.ASCII)
@@ -63,10 +65,10 @@ def read_summaries(comments: Sequence[str]) -> Summaries:
     # Numbers are collected first and checked as columns, which takes a third of the time.
     rows = _Rows()
     for record, comment in enumerate(comments):
-        found = _BODY.match(comment, comment.index(MARK) + len(MARK))
-        text = found[0] if found else ""
-        if text in _WITHOUT_SUMMARY:
-            rows.jobs.append((None, None, _WITHOUT_SUMMARY[text]))
+        found = _BODY.search(comment)
+        text = found[1] if found else ""
+        if quality := _WITHOUT_SUMMARY.get(text.lower()):
+            rows.jobs += (None, None, quality)
         else:
             rows.add(record, _unpacked(text))
     return rows.summaries()
@@ -86,22 +88,21 @@ class _Rows:
     """Values of jobs, nodes and GPUs as they stand in the summaries."""
 
     def __init__(self) -> None:
-        self.jobs = list[tuple[Any, ...]]()
-        self.nodes = list[tuple[Any, ...]]()
-        self.gpus = list[tuple[Any, ...]]()
+        # Values row after row: Python's garbage collection would go through tuples again and again.
+        self.jobs, self.nodes, self.gpus = list[Any](), list[Any](), list[Any]()
 
     def add(self, record: int, found: Any) -> None:
         """Add a summary."""
         nodes = found.get("nodes", {}) if isinstance(found, dict) else None
         if not isinstance(nodes, dict):
-            self.jobs.append((None, None, UseQuality.BROKEN))
+            self.jobs += (None, None, UseQuality.BROKEN)
             return
         is_odd = False
         for node, values in nodes.items():
             if not isinstance(values, dict):
                 is_odd = True
                 continue
-            self.nodes.append((record, *map(values.get, _OF_NODE)))
+            self.nodes += (record, *map(values.get, _OF_NODE))
             used, peak, total = of_gpus = [values.get(name) or {} for name in _OF_GPU]
             if not all(isinstance(each, dict) for each in of_gpus) or not _NAME.fullmatch(node):
                 is_odd = True
@@ -110,14 +111,14 @@ class _Rows:
                 if len(gpu) > LONGEST_GPU or not _NAME.fullmatch(gpu):
                     is_odd = True
                 else:
-                    self.gpus.append((record, node, gpu, used.get(gpu), peak.get(gpu), total.get(gpu)))
+                    self.gpus += (record, node, gpu, used.get(gpu), peak.get(gpu), total.get(gpu))
         quality = UseQuality.BROKEN if is_odd else None if nodes else UseQuality.NONE
-        self.jobs.append((found.get("gpus"), found.get("total_time"), quality))
+        self.jobs += (found.get("gpus"), found.get("total_time"), quality)
 
     def summaries(self) -> Summaries:
         """Return them, checked and summed."""
-        size = len(self.jobs)
-        held, wall, given = zip(*self.jobs, strict=True) if size else ((), (), ())
+        held, wall, given = _columns(self.jobs, 3)
+        size = len(held)
         node_at, *of_nodes = _columns(self.nodes, 1 + len(_OF_NODE))
         gpu_at, node, gpu, *of_gpus = _columns(self.gpus, 3 + len(_OF_GPU))
         at, gpu_job = np.array(node_at, dtype=np.int64), np.array(gpu_at, dtype=np.int64)
@@ -167,8 +168,8 @@ class _Rows:
         return Summaries(pd.DataFrame(jobs), pd.DataFrame({"record": gpu_job, "node": node, "gpu": gpu, **values}))
 
 
-def _columns(rows: list[tuple[Any, ...]], number: int) -> list[Sequence[Any]]:
-    return list(zip(*rows, strict=True)) if rows else [()] * number
+def _columns(values: list[Any], number: int) -> list[list[Any]]:
+    return [values[place::number] for place in range(number)]
 
 
 def _floats(values: Sequence[Any]) -> NDArray[np.float64]:

@@ -46,16 +46,15 @@ def match_runs(records: pd.DataFrame, runs: pd.DataFrame) -> Matches:
     runs = runs.assign(row=np.arange(len(runs))).sort_values(["submitted_at", "restart"], kind="stable")
     jobs = runs.drop_duplicates(["job_id", "submitted_at"], keep="last")
     used_again = jobs.loc[jobs["job_id"].duplicated(), "job_id"]
-    only = jobs[~jobs["job_id"].isin(used_again)]
     has_start, has_submission = (records[name].notna().to_numpy() for name in ("started_at", "submitted_at"))
     found = np.full(len(records), -1)
     for chosen, known, names in (
         (has_start, runs, ["job_id", "started_at"]),
         (~has_start & has_submission, jobs, ["job_id", "submitted_at"]),
-        (~has_start & ~has_submission, only, ["job_id"]),
+        (~has_start & ~has_submission, jobs, ["job_id"]),
     ):
         if chosen.any():
-            # Two runs that cannot be told apart are no match.
+            # Two runs that cannot be told apart are no match, and so is an id that several jobs had.
             places = known[[*names, "row"]].drop_duplicates(names, keep=False)
             rows = records.loc[chosen, names].merge(places, how="left", on=names)["row"]
             found[chosen] = rows.fillna(-1).to_numpy(dtype=np.int64)

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from helios.app.sync import UseReading, missing, read_periods
 from helios.job_use.accounting import SOURCES, read_sacct
 from helios.job_use.records import UseCounts, store_records
+from helios.model import UseSource
 from helios.warehouse import Warehouse
 
 
@@ -39,7 +40,7 @@ def read_windows(reading: UseReading) -> list[str]:
         for number, (first, last) in enumerate(windows):
             reading.progress("Reading what jobs used", number / len(windows))
             path = Path(folder) / "use.txt"
-            read_use(first, last, path)
+            read_use(first, last, path, UseSource.ACCOUNTING in sources)
             for records in read_sacct(path, counts=counts, sources=sources):
                 store_records(warehouse, reading.cluster, records, counts)
             warehouse.add_coverage(reading.cluster, source=name, started_at=first, ended_at=last, read_at=reading.now)

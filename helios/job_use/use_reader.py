@@ -314,7 +314,7 @@ class UseReader:
 
 
 def _expression(template: str, series: Callable[[JobRun], str], *, without_s: int = 0) -> Callable[[JobRun, int], str]:
-    """Return what makes the expression of a statistic over a run, in steps of some length."""
+    """Return what makes the expression of a statistic over a run."""
 
     def expression(run: JobRun, step_s: int) -> str:
         window = run.window(step_s, without_s=without_s)

@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 _UPPER = (1 + CONFIDENCE) / 2
+FEWEST_UNITS = 5
+"""Fewest units that are resampled; fewer do not show how they differ."""
+DRAWS = 1_000
+"""Resamples of the bootstrap."""
 
 
 def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
@@ -29,6 +33,21 @@ def share_interval(count: int, total: int) -> tuple[float, float]:
     share, z_n = count / total, student_t(1e9) ** 2 / total
     middle, half = share + z_n / 2, sqrt(z_n * share * (1 - share) + z_n**2 / 4)
     return max((middle - half) / (1 + z_n), 0.0), min((middle + half) / (1 + z_n), 1.0)
+
+
+def ratio_interval(parts: NDArray[np.float64], wholes: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Return the ``CONFIDENCE`` interval of a ratio of sums over units such as users (bootstrap).
+
+    None where there are fewer than ``FEWEST_UNITS`` with a whole above 0.
+    """
+    parts, wholes = parts[wholes > 0], wholes[wholes > 0]
+    n = len(wholes)
+    if n < FEWEST_UNITS:
+        return None, None
+    # Seeded: the same history gives the same interval.
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    low, high = np.quantile((drawn @ parts) / (drawn @ wholes), [1 - _UPPER, _UPPER])
+    return float(low), float(high)
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

@@ -49,8 +49,9 @@ ENDS = {
 GROUP_COLUMNS = (
     *(*KEYS, "job_id", "state", "run_time_s", "nodes", "time_limit_s", "memory_mib"),
     *("cpu_s", "used_memory_mib"),
+    *("idle_h", "idle_gpus", "measure", "is_batch"),
 )
-"""Columns of a group of alike jobs; the last two where use was measured."""
+"""Columns of a group of alike jobs; of the last lines where use was measured, and where that of GPUs was."""
 Columns = Mapping[str, NDArray[Any]]
 """Columns of alike jobs, in the order of the jobs."""
 Floats = NDArray[np.float64]
@@ -87,8 +88,7 @@ class Advice:
     Attributes
     ----------
     kind : str
-        ``limit_too_long``, ``limit_too_short``, ``memory_too_large``, ``memory_too_small``, ``cpus_unused``
-        or ``packing``.
+        A key of ``helios.report.advice_table.KINDS``.
     user, which : str
         User, and description of the jobs.
     sentence : str
@@ -97,7 +97,7 @@ class Advice:
     jobs : int
         Number of jobs in the evidence.
     hours : float
-        Hours that they held.
+        Hours that they held, or that their GPUs were idle.
     resource : str
         Unit of the hours, ``GPU`` or ``CPU``.
     interval : Interval

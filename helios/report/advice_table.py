@@ -16,6 +16,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "memory_too_large": ("Memory that is not used", "Ask for less memory"),
     "memory_too_small": ("Ran out of memory", "Ask for more memory"),
     "cpus_unused": ("CPUs that are not used", "Ask for fewer CPUs"),
+    "gpus_idle": ("GPUs held and not used", "Check that the program uses a GPU, or ask for none"),
+    "gpus_idle_inside": ("More GPUs held than used", "Ask for fewer GPUs"),
+    "session_idle": ("Sessions that rest on GPUs", "End a session when the work is done"),
     "packing": ("Repeated small jobs", "Let two share a GPU in a pool, which measures the gain"),
 }
 """What was found and what to do, by kind of advice."""

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
-from helios.model import JobState, Snapshot
+from helios.model import GPU_USE, JOB_USE, JobState, Snapshot
 from helios.model.frames import plain
 from helios.report.admin.usage import held_s, is_in, running_at
 from helios.report.alike import AlikeJobs
 from helios.report.job_life import JobEvent, decision_words, job_events
+from helios.report.job_use import use_lines
 from helios.report.prediction import PredictionSteps
 from helios.report.tables import plain_table
 from helios.units import HOUR_S, count_in_words, duration, duration_in_words
@@ -211,6 +212,8 @@ class JobExplanation:
         Predictions of its run time as they were made, oldest first: ``PREDICTIONS`` and ``made_at``.
     alike : AlikeJobs, optional
         Where it lies among alike jobs. None where its user is not known.
+    use, gpu_use : DataFrame
+        What its runs used, columns of ``JOB_USE`` and ``GPU_USE``.
     replay : ReplayedWait, optional
         What held it in a replay of the history.
     steps : PredictionSteps, optional
@@ -250,6 +253,8 @@ class JobExplanation:
     runs: JobRuns | None = None
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
     alike: AlikeJobs | None = None
+    use: pd.DataFrame = field(default_factory=JOB_USE.empty)
+    gpu_use: pd.DataFrame = field(default_factory=GPU_USE.empty)
     replay: ReplayedWait | None = None
     steps: PredictionSteps | None = None
 
@@ -280,8 +285,22 @@ class JobExplanation:
         runs = self.runs.lines() if self.runs else ()
         replay = self.replay.lines() if self.replay else ()
         alike = self.alike.lines() if self.alike else ()
-        more = (*self.held_by, *replay, *alike, *runs, *self.target, *self._activity(), *self.remarks)
+        more = (
+            *self.held_by,
+            *replay,
+            *alike,
+            *runs,
+            *self.use_lines(),
+            *self.target,
+            *self._activity(),
+            *self.remarks,
+        )
         return [line for line in (*lines, *more) if line]
+
+    def use_lines(self) -> list[str]:
+        """Return what it used as sentences, with who measured it."""
+        runs = pd.DataFrame({"number": [], "run_time_s": []}) if self.runs is None else self.runs.runs
+        return [*use_lines(self.use, self.gpu_use, runs, cpus=self.cpus)]
 
     def parts(self) -> list[RenderableType]:
         """Return the sentences for a terminal, with the tables below the first."""

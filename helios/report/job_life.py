@@ -23,9 +23,8 @@ ACTIVITY = {
 UNDONE = "reverted what Helios had set, if anything"
 SAME_DECISION = ["service", "mode", "action", "after", "outcome"]
 """Columns of ``DECISIONS`` in which consecutive entries are equal that are one event."""
-NOT_RECORDED = (
-    "Not recorded: Slurm's reasons while it waited, earlier estimates of its start, and what it used of what it held."
-)
+NOT_RECORDED = "Not recorded: Slurm's reasons while it waited, and earlier estimates of its start."
+NOT_MEASURED = "What it used of what it held was not measured."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

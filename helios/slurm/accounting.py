@@ -97,12 +97,12 @@ class Accounting:
         """
         self._write_window(start, end, path, "--allocations", f"--format={SACCT_FIELDS}")
 
-    def use_window(self, start: datetime, end: datetime, *, path: Path) -> None:
-        """Write what jobs of one window and their steps used to ``path``.
+    def use_window(self, start: datetime, end: datetime, *, path: Path, steps: bool) -> None:
+        """Write what jobs of one window used to ``path``.
 
-        As :meth:`sacct_window`, with ``USE_FIELDS``. Each job is followed by its steps.
+        As :meth:`sacct_window`, with ``USE_FIELDS``. With ``steps`` each job is followed by its steps.
         """
-        self._write_window(start, end, path, f"--format={USE_FIELDS}")
+        self._write_window(start, end, path, *(() if steps else ("--allocations",)), f"--format={USE_FIELDS}")
 
     def _write_window(self, start: datetime, end: datetime, path: Path, *options: str) -> None:
         window = _window(start, end)

@@ -161,7 +161,6 @@ def sharing_(
         float | None, Option(min=1, metavar="MIB", help="Memory of a GPU, MiB, where the measurements do not say.")
     ] = None,
     timeout: Annotated[str, Option(help="Idle time after which interactive sessions would end.")] = "2h",
-    draws: Annotated[int, Option(min=0, help="Draws of the window for the range of waits. 0: none.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Say what sharing GPUs would have saved, beside simpler changes.
@@ -188,7 +187,7 @@ def sharing_(
             seed=settings.model.seed,
             **machine.request_fields(settings, loaded.capacity),
         )
-        request = SharingRequest(gpu_memory_mib=gpu_memory, timeout_s=timeout_s, replay=replay, draws=draws)
+        request = SharingRequest(gpu_memory_mib=gpu_memory, timeout_s=timeout_s, replay=replay)
         found = find_sharing(loaded, load_use(settings.database.url, loaded.cluster), request, progress=progress)
     print_notes([*loaded.notes, *found.notes])
     print_result(found.to_json(), *found.tables(), as_json=as_json)

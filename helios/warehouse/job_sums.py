@@ -288,7 +288,7 @@ def rebuild(
 
 
 def wrong_days(connection: sa.Connection, bulk: Bulk, cluster_id: int, *, days: int) -> tuple[list[int], list[int]]:
-    """Compare the sums of random days with their jobs, and the totals of all levels with each other.
+    """Compare the sums of random days with their jobs.
 
     Returns
     -------

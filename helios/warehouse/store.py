@@ -314,7 +314,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
             return read_use(connection, self._bulk, cluster_id=cluster_id, zone=zone, query=query)
 
     def wrong_days(self, cluster: str, *, days: int) -> tuple[list[datetime], list[datetime]]:
-        """Return random days whose kept sums were looked at, and those whose sums are not those of their jobs."""
+        """Return random days, and those whose kept sums are wrong."""
         with reading(self._engine) as connection:
             found = wrong_days(connection, self._bulk, find_cluster_id(connection, cluster), days=days)
         looked_at, wrong = ([datetime.fromtimestamp(begin / 1e6, UTC) for begin in begins] for begins in found)

@@ -309,6 +309,7 @@ class Site:
             url=self.settings.database.url,
             slurm=self.settings.slurm,
             cluster=self.name(),
+            exempt=self.settings.advice.exempt,
             now=self.clock(),
             start=given.get("from") or None,
             end=given.get("to") or None,
@@ -330,7 +331,7 @@ class Site:
             raise SubjectUnknown(f"{jobs} the {kind} {name!r}.", hint=nearest_names(name, known))
 
     def _names_of_slurm(self, reader: Reader, kind: str, *, sees_all: bool) -> set[str]:
-        """Return the names of a kind in the live queue, and of partitions those that Slurm has."""
+        """Return the names of a kind that the live Slurm has."""
         live = None if self.history() is not None else self.live()
         if not isinstance(live, Snapshot):
             return set()

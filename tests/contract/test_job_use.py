@@ -70,6 +70,16 @@ def test_use_is_chosen_by_time_and_by_what_the_job_is(warehouse: Warehouse) -> N
     assert [*warehouse.job_use("venus", only={"user": ["nobody"]})["job_id"]] == []
 
 
+def test_runs_of_jobs_are_found_by_submission_and_id(warehouse: Warehouse) -> None:
+    jobs = [a_job(job_id="1", submitted_at=NOON), a_job(job_id="1", submitted_at=NOON, restart=1)]
+    jobs += [a_job(job_id="2", submitted_at=NOON), a_job(job_id="1", submitted_at=NOON + timedelta(hours=1))]
+    warehouse.load([a_batch(*jobs)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
+    wanted = use_frame(use("1"), use("1"), use("3"), use("2", submitted_at=NOON + timedelta(hours=1)))
+    found = warehouse.runs_of("venus", wanted[["submitted_at", "job_id"]])
+    assert sorted(zip(found["job_id"], found["restart"], strict=True)) == [("1", 0), ("1", 1)]
+    assert found["started_at"].notna().all()
+
+
 def test_runs_of_which_a_source_has_said_nothing_are_found(warehouse: Warehouse) -> None:
     hour = timedelta(hours=1)
     rows = [

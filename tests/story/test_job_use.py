@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from helios.warehouse import Warehouse
@@ -124,3 +125,29 @@ def test_gpus_of_a_real_cluster_are_stored(helios: Helios, tmp_path: Path) -> No
     helios("trace", "load", table, "--columns", "jobs.toml", "--cluster", "violet")
     found = helios("trace", "use", table, "--columns", "use.toml", "--json").json
     assert (found["stored"], found["gpus"], found["quality"]) == (850, 1023, {"ok": 850})
+
+
+@needs_use
+def test_samples_of_a_real_cluster_are_stored_as_jobs(helios: Helios, tmp_path: Path) -> None:
+    samples = pd.read_csv(next((USE / "supercloud").glob("*.csv.gz")), parse_dates=["time"])
+    jobs = samples.groupby("id_job").agg(
+        begin=("time", "min"),
+        end=("time", "max"),
+        busy=("utilization_gpu_pct_mean", "mean"),
+        samples=("time", "size"),
+        held=("memory_used_MiB_max", "max"),
+        power=("power_draw_W_mean", "mean"),
+    )
+    jobs.reset_index().to_parquet(tmp_path / "use.parquet")
+    key = 'timezone = "UTC"\n[columns]\njob_id = "id_job"\n'
+    (tmp_path / "jobs.toml").write_text(f'{key}submitted_at = "begin"\nstarted_at = "begin"\nended_at = "end"\n')
+    (tmp_path / "use.toml").write_text(
+        f'{key}utilization = "busy"\nsamples = "samples"\npower_w = {{ column = "power", unit = "W" }}\n'
+        'gpu_memory_peak_mib = { column = "held", unit = "MiB" }\n'
+        'gpu_memory_total_mib = { template = "32", unit = "GiB" }\n'
+    )
+    helios("trace", "load", "use.parquet", "--columns", "jobs.toml", "--cluster", "venus")
+    found = helios("trace", "use", "use.parquet", "--columns", "use.toml", "--json").json
+    assert (found["stored"], found["quality"]) == (75, {"ok": 75})
+    stored = use(tmp_path)
+    assert stored == pytest.approx({str(name): busy for name, busy in jobs["busy"].items()})

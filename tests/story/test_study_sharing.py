@@ -27,7 +27,7 @@ def site_with_use(folder: Path, **measured: float) -> Helios:
 
 def test_sharing_is_shown_beside_an_idle_timeout_and_trials(tmp_path: Path) -> None:
     helios = site_with_use(tmp_path)
-    words = ("study", "sharing", "--from", "2020-03-06", "--nodes", 1, "--gpus-per-node", 8, "--draws", 0)
+    words = ("study", "sharing", "--from", "2020-03-06", "--nodes", 1, "--gpus-per-node", 8)
     found = helios(*words, "--json").json
     assert [case["change"].split()[0] for case in found["cases"]] == ["2", "4", "Idle", "Repeated"]
     assert found["cases"][0]["of_one_gpu"]["value"] == pytest.approx(0.5, abs=0.01)
@@ -45,7 +45,7 @@ def test_statements_on_use_propose_a_command_with_their_number(tmp_path: Path) -
     assert "jobstats (busy: a kernel ran)" in held["sentence"]
     for statement in (held, half):
         assert statement["command"].startswith("helios study sharing")
-        assert freed(Told(study, statement, answer_to(statement["command"] + " --draws 0", helios, as_json=True)))
+        assert freed(Told(study, statement, answer_to(statement["command"], helios, as_json=True)))
 
 
 def test_sharing_is_refused_without_memory(tmp_path: Path) -> None:

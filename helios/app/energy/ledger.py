@@ -262,7 +262,10 @@ def _table(lines: Sequence[str], sums: Amounts) -> pd.DataFrame:
 
 
 def _are_known(sums: Amounts) -> NDArray[np.bool_]:
-    """Return of which rows anything is known: what nodes drew in others is unknown, not none."""
+    """Return in which rows anything is known.
+
+    What nodes drew in the others is unknown, not none.
+    """
     known: NDArray[np.bool_] = np.any([sums[f"{state.name.lower()}_s"] > 0 for state in KNOWN_STATES], axis=0)
     return known
 

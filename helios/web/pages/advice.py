@@ -27,7 +27,7 @@ def advice_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     kinds = advice_by_kind(found.advice)
     of_all = reader.is_admin and not given.get("user")
     table = advice_by_kind(found.advice, by_user=True) if of_all else advice_groups(found.advice)
-    unused = "What jobs used is not looked at here: helios advise asks Slurm for it."
+    unused = "What jobs used of memory and CPUs is not looked at here: helios advise asks Slurm for it."
     if found.advice:
         pieces = f"{count_in_words(len(found.advice), 'piece')} of advice on {in_number(found.jobs, 'jobs')}."
         lines = [pieces, unused, "The same jobs may be in several rows, so that hours have no sum."]

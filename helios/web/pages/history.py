@@ -260,7 +260,7 @@ def _first_month(context: ReportContext) -> datetime:
 
 
 def _parts_of_months(begins: pd.Series[Any], until: datetime) -> pd.Series[Any]:
-    """Return the begin and end of each month that is not whole, by its begin in each row."""
+    """Return the part of each month that is not whole."""
     edges = [*begins.drop_duplicates(), pd.Timestamp(until).tz_convert(begins.dt.tz)]
     ends = dict(itertools.pairwise(edges))
     is_whole = {begin: all(edge == edge.normalize().replace(day=1) for edge in (begin, ends[begin])) for begin in ends}

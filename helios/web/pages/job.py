@@ -14,6 +14,7 @@ from helios.model.nodes import expand_valid
 from helios.report.admin.decisions import decision_rows
 from helios.report.html import PageSection, TableCells
 from helios.report.job import JobExplanation
+from helios.report.job_use import SOURCES
 from helios.units import count_in_words, duration, write_count
 from helios.web.page import Page, Reader, Section
 from helios.web.site import Site
@@ -41,6 +42,7 @@ def job_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
         PageSection(title="The job", tables=[_request(found)]),
         _life(found),
         _predictions(found),
+        *([PageSection(title="What it used", tables=[_gpus(found)])] if len(found.gpu_use) else []),
         PageSection(title="Nodes", tables=[_nodes(found)]),
     ]
     if len(decided.rows):
@@ -90,6 +92,26 @@ def _predictions(found: JobExplanation) -> PageSection:
     notes = [f"{count_in_words(left_out, 'earlier one')} in JSON."] if left_out > 0 else []
     table = TableCells(header=[(name, name in (names[0], names[-1])) for name in names], rows=rows)
     return PageSection(title="Its run time as it was predicted", tables=[table], notes=notes)
+
+
+def _gpus(found: JobExplanation) -> TableCells:
+    """Return what each of its GPUs did, the first of many."""
+    header = ("Node", "GPU", "Run", "Measured by", "Busy, %", "Idle at most", "Memory, GiB")
+    rows = [
+        (
+            *(str(row[name]) for name in ("node", "gpu", "restart")),
+            SOURCES[row["source"]],
+            _number(row["utilization"]),
+            _length(row["longest_idle_s"]),
+            _number(row["gpu_memory_peak_mib"] / 1024),
+        )
+        for row in found.gpu_use.head(MOST_NODES).to_dict("records")
+    ]
+    return TableCells(header=[(name, name in {"Node", "GPU", "Measured by"}) for name in header], rows=rows)
+
+
+def _number(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.1f}"
 
 
 def _nodes(found: JobExplanation) -> TableCells:

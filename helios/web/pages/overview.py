@@ -325,7 +325,7 @@ def _findings(site: Site, reader: Reader) -> Part:
 
 
 def _waiting(site: Site, live: Snapshot, reader: Reader) -> Part:
-    """Return the first waiting jobs, for who sees the own ones alone with when they may start."""
+    """Return the first waiting jobs, own ones with their starts."""
     rows = waiting_jobs(live, reader)
     shown, values, notes = rows.head(WAITING_ROWS), Values(), list[str]()
     table = short_queue_table(shown, reader)

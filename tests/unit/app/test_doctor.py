@@ -294,3 +294,9 @@ def test_a_back_end_that_cannot_be_used_is_a_failed_check(program: Program) -> N
     settings = Settings.model_validate({"slurm": {"backend": "pyslurm", "commands": str(folder), "python": "/no"}})
     (said,) = (found for found in preflight(settings) if found.check == BACK_END)
     assert said.verdict is FindingLevel.FAIL and "/no" in said.message and said.hint
+
+
+def test_a_prometheus_that_is_away_is_said(fake_site: FakeSite) -> None:
+    found = finding(fake_site, "prometheus", prometheus={"url": "http://127.0.0.1:1"})
+    assert found.verdict is FindingLevel.WARN
+    assert "does not answer" in found.message

@@ -17,6 +17,7 @@ from helios.errors import HeliosError
 from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.testing import a_node, a_snapshot
 from helios.warehouse import Warehouse
+from tests.prometheus_rig import Server, success
 from tests.servers import ChatServer
 from tests.unit.app.sites import FakeSite
 
@@ -38,11 +39,15 @@ def a_night(fake_site: FakeSite, *, seen: Snapshot | None = None, **model: objec
     )
 
 
-def test_a_night_trains_a_model(tmp_path: Path) -> None:
+def test_a_night_trains_a_model_and_asks_prometheus(tmp_path: Path) -> None:
     fake_site = FakeSite(tmp_path)
     fake_site.learn(jobs=150)
-    done = a_night(fake_site)
-    assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
+    with Server(lambda _: success({"resultType": "scalar", "result": [1, "0"]})) as server:
+        fake_site.settings = fake_site.another(prometheus={"url": server.url}).settings
+        done = a_night(fake_site)
+    problems = [problem.message for problem in done.problems]
+    assert problems[:-1] == ["slurmdbd is away", "slurmctld is away"]
+    assert problems[-1].startswith("The clock of Prometheus")
     assert any(step.startswith("model ") for step in done.done)
 
 

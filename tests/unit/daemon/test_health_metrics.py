@@ -102,6 +102,14 @@ def test_levels_of_the_last_study_are_exported_and_unknown_ones_are_nan() -> Non
     assert shown("helios_gpu_time_failed_ratio") == 0.2
 
 
+def test_gpus_that_are_held_idle_are_exported_and_unknown_ones_are_nan() -> None:
+    shown = Shown()
+    shown.metrics.record_levels({"held_gpus_measured": 4, "held_gpus_idle": 2})
+    assert (shown("helios_held_gpus_measured"), shown("helios_held_gpus_idle")) == (4, 2)
+    shown.metrics.record_levels({})
+    assert math.isnan(shown("helios_held_gpus_idle") or 0)
+
+
 def test_energy_of_the_last_night_is_in_joules() -> None:
     shown = Shown()
     shown.metrics.record_levels({"saved_kwh": 2.0, "saved_co2_kg": 0.5, "asleep_node_h": 3.0})

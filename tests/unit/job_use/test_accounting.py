@@ -88,7 +88,9 @@ def test_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:
 
 
 def test_steps_belong_to_the_job_before_them(tmp_path: Path) -> None:
-    assert peaks(tmp_path, step("9.0", "4G"), job(1), step("2.0", "4G"), step("1.0", "1G")) == {"1": 1024.0}
+    assert peaks(tmp_path, step("9.0", "4G"), step("1.1", "4G"), job(1), step("2.0", "4G"), step("1.0", "1G")) == {
+        "1": 1024.0
+    }
 
 
 def test_ids_of_arrays_and_of_parts_of_jobs_are_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from helios.config import Settings
-from helios.job_use.fetch import fetch
+from helios.job_use.fetch import fetch, fetch_by_night
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.prometheus_rig import STEP_S, RealPrometheus, Samples
@@ -217,3 +217,51 @@ def test_fewer_gpus_than_held_are_a_part(prometheus: RealPrometheus, tmp_path: P
     use, _ = measured(prometheus.url, tmp_path, "slurm-job-exporter", ("2001", 5, 6), gpus=2)
     assert use["quality"].tolist() == ["partial"]
     assert use["gpus_measured"].tolist() == [1]
+
+
+def test_a_job_without_gpus_has_its_memory_and_processors(prometheus: RealPrometheus, tmp_path: Path) -> None:
+    use, gpus = measured(prometheus.url, tmp_path, "slurm-job-exporter", ("2001", 0, 2), gpus=0)
+    (row,) = use.to_dict("records")
+    assert (row["quality"], row["memory_peak_mib"]) == ("ok", 500)
+    assert row["cpu_s"] == pytest.approx(2 * 2 * HOUR, rel=0.01)
+    assert use[["utilization", "gpus_measured", "is_shared", "is_mig", "energy_j"]].isna().all(axis=None)
+    assert gpus.empty
+
+
+def test_a_reading_that_was_interrupted_goes_on(prometheus: RealPrometheus, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("helios.job_use.fetch.JOBS_AT_ONCE", 2)
+    stored = Warehouse.add_job_use
+    calls = []
+
+    def interrupted(*words: Any) -> None:
+        stored(*words)
+        calls.append(words)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Warehouse, "add_job_use", interrupted)
+    jobs = [("2001", 5, 6), ("2006", 0, 3), ("2012", 0, 1), ("2008", 0, 1), ("2003", 0, 1)]
+    with pytest.raises(KeyboardInterrupt):
+        measured(prometheus.url, tmp_path, "slurm-job-exporter", *jobs)
+    use, _ = measured(prometheus.url, tmp_path, "slurm-job-exporter", *jobs)
+    assert len(calls) == 3
+    assert sorted(use["job_id"]) == ["2001", "2003", "2006", "2008", "2012"]
+
+
+def test_a_night_asks_for_a_time_and_leaves_the_rest(
+    prometheus: RealPrometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.model_validate(
+        {
+            "database": {"url": f"sqlite:///{tmp_path / 'use.db'}"},
+            "prometheus": {"url": prometheus.url, "step_s": STEP_S},
+        }
+    )
+    job = a_job(job_id="2012", submitted_at=at(-1), started_at=at(0), ended_at=at(1))
+    with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.load([a_batch(job)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
+    monkeypatch.setattr("helios.job_use.fetch.NIGHT_S", 0)
+    assert fetch_by_night(settings, "venus", now=at(9)).endswith(": nothing new")
+    monkeypatch.undo()
+    assert fetch_by_night(settings, "venus", now=at(9)).endswith(": 1 partial")
+    assert fetch_by_night(Settings(), "venus", now=at(9)) == ""

@@ -54,7 +54,7 @@ def test_a_command_stores_what_an_exporter_said(tmp_path: Path, monkeypatch: pyt
         for name, value in {"DATABASE_URL": database, "PROMETHEUS_URL": server.url, "PROMETHEUS_STEP_S": "1"}.items():
             monkeypatch.setenv(f"HELIOS_{name}", value)
         monkeypatch.setattr(fetch, "SETTLED", timedelta(0))
-        said = CliRunner().invoke(application, ["trace", "use-prometheus", "--json"], catch_exceptions=False)
+        said = CliRunner().invoke(application, ["trace", "use", "--json"], catch_exceptions=False)
     assert json.loads(said.stdout)["runs"] == {"ok": 1}
     with Warehouse.open(database) as warehouse:
         (row,) = warehouse.job_use("venus").to_dict("records")

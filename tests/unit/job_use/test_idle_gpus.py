@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from helios.app.controller_state import NIGHTLY_LEVELS
+from helios.app.operations import Operations
 from helios.config import PrometheusSettings, Settings
 from helios.job_use.checks import check_prometheus
 from helios.job_use.idle_gpus import HeldGpus, held_gpus, last_held_gpus, levels_now
@@ -18,6 +20,7 @@ from helios.slurm.preflight import PreflightFinding
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.prometheus_rig import RealPrometheus, Samples, Server, success, vector
+from tests.unit.app.sites import FakeSite
 
 HOUR = 3600
 NOW_S = int(datetime.now(UTC).timestamp())
@@ -156,3 +159,13 @@ def test_doctor_says_that_a_clock_is_hours_off(tmp_path: Path) -> None:
 
 def test_doctor_is_silent_without_a_prometheus(tmp_path: Path) -> None:
     assert findings(tmp_path) == []
+
+
+def test_the_daemon_joins_what_is_held_now_to_the_night_s_values(prometheus: RealPrometheus, tmp_path: Path) -> None:
+    site = FakeSite(tmp_path)
+    site.learn()
+    settings = site.another(prometheus={"url": prometheus.url, "dialect": "dcgm"}).settings
+    operations = Operations(settings, open_cluster=lambda _: site.live_cluster(), clock=lambda: site.cluster.now)
+    with Warehouse.open(settings.database.url) as warehouse:
+        warehouse.remember("dev", NIGHTLY_LEVELS, json.dumps({"utilization": 0.5}), at=NOW)
+    assert {"utilization": 0.5, "held_gpus_idle": 2}.items() <= operations.nightly_levels().items()

@@ -40,14 +40,15 @@ class Site:
         found = (f"{n}|dev|ann|COMPLETED|{at[:19]}|{at}|3600|{TRES}|x\n" for n, at in self.rows(start, end))
         path.write_text(JOBS + "".join(found))
 
-    def use(self, start: datetime, end: datetime, path: Path) -> None:
+    def use(self, start: datetime, end: datetime, path: Path, steps: bool) -> None:
         if not self.answers:
             raise ClusterUnavailable("slurmdbd does not answer")
         self.answers -= 1
         self.asked.append(start)
         text = comment(summary(of_node()))
         found = (
-            f"{n}|{at[:19]}|{at}|COMPLETED|{TRES}|||{text}\n{n}.batch|{at[:19]}|{at}|COMPLETED|{TRES}|1|1G|\n"
+            f"{n}|{at[:19]}|{at}|COMPLETED|{TRES}|||{text}\n"
+            + f"{n}.batch|{at[:19]}|{at}|COMPLETED|{TRES}|1|1G|\n" * steps
             for n, at in self.rows(start, end)
         )
         path.write_text(USE + "".join(found))

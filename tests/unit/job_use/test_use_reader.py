@@ -53,7 +53,7 @@ def test_a_server_that_takes_few_jobs_is_asked_for_few() -> None:
     assert [*gpus["node"]] == [f"g{number}" for number in range(20)]
 
 
-def test_a_job_too_long_for_a_server_is_asked_for_in_longer_steps() -> None:
+def test_a_job_too_long_for_a_server_is_asked_in_longer_steps() -> None:
     runs = [a_run(1)]
     with Server(lambda query: answer_to(query, most_points=40)) as server:
         reader(server).read(runs)

@@ -55,5 +55,5 @@ def test_without_advice_the_tables_are_empty(by_user: bool) -> None:
 def test_every_kind_of_advice_has_words() -> None:
     assert set(KINDS) == {
         *("limit_too_long", "limit_too_short", "memory_too_large", "memory_too_small"),
-        *("cpus_unused", "packing"),
+        *("cpus_unused", "packing", "gpus_idle", "gpus_idle_inside", "session_idle"),
     }

@@ -40,6 +40,15 @@ def test_a_window_is_asked_for_in_utc_and_read_by_ingest(program: Program, tmp_p
     assert batch.jobs["started_at"].tolist() == [datetime.fromtimestamp(1_795_255_121, UTC)]
 
 
+@pytest.mark.parametrize("steps", [True, False])
+def test_what_jobs_used_is_asked_for_with_their_steps(program: Program, tmp_path: Path, steps: bool) -> None:
+    folder = program("sacct", f'echo "$@" > {tmp_path}/asked; {LINES}')
+    Accounting(shell=Shell(folder=str(folder))).use_window(START, END, path=tmp_path / "use.txt", steps=steps)
+    asked = (tmp_path / "asked").read_text()
+    assert ("--allocations" in asked) is not steps
+    assert "--duplicates" in asked and asked.strip().endswith("MaxRSS,AdminComment")
+
+
 FORGED = "x\n2|2|bob|COMPLETED|1795255120|1795255121|1795255122|00:00:01|y"
 AS_SACCT = """
 d=$(printf '%s\\n' "$@" | sed -n 's/^--delimiter=//p')

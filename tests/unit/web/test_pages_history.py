@@ -155,7 +155,7 @@ def test_before_a_record_nothing_is_known_and_its_first_day_is_partial(
     assert f">2025-{first}<" in table and ">2025-09-11<" in table
 
 
-def test_a_mean_of_a_partial_day_is_over_the_part_that_is_known(alone: TestClient) -> None:
+def test_a_mean_of_a_partial_day_is_over_its_known_part(alone: TestClient) -> None:
     values = charts(alone, AROUND)["charts"]["use_by_partition"]["lines"][0]["values"]
     assert values[1] == pytest.approx(19, rel=0.01)  # 2 GPUs x (18 + 17 + ... + 1) h in 18 h
 

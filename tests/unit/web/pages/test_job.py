@@ -13,6 +13,7 @@ from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.errors import ClusterUnavailable
+from helios.model import GPU_USE, JOB_USE
 from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
@@ -83,6 +84,27 @@ def test_a_job_of_the_warehouse_has_a_page_without_slurm(fake_site: FakeSite, he
         found = web.get("/jobs/7", headers=JSON | headers)
     assert found.status_code == 200
     assert "slurmctld does not answer" in found.json()["remarks"][-1]
+
+
+def test_a_job_has_what_each_of_its_gpus_did(fake_site: FakeSite) -> None:
+    load(fake_site)
+    begin = pd.Timestamp(fake_site.cluster.now) - timedelta(days=2)
+    key = {"submitted_at": begin + timedelta(hours=2), "job_id": "7", "restart": 1, "source": "prometheus"}
+    use = {**key, "busy_means": "an SM was active", "quality": "ok", "utilization": 40.0, "covered_s": 3500.0}
+    gpus = [{**key, "node": "n2", "gpu": str(number), "utilization": 80.0 * number} for number in range(2)]
+    with fake_site.warehouse() as warehouse:
+        frames = JOB_USE.conform(pd.DataFrame([use])), GPU_USE.conform(pd.DataFrame(gpus))
+        warehouse.add_job_use("dev", *frames)
+    with client(fake_site) as web:
+        found, page = web.get("/jobs/7", headers=JSON).json(), web.get("/jobs/7", headers=HTML).text
+    sentence = (
+        "Run 1, measured by Prometheus, where busy means that an SM was active: GPUs 40 % busy on average; "
+        "1 of 2 GPUs below 1 %; 97 % of the run measured."
+    )
+    assert sentence in page
+    assert "What it used" in page and "80.0" in page
+    assert [gpu["utilization"] for gpu in found["gpu_use"]] == [0.0, 80.0]
+    assert found["use"][0]["cpu_s"] is None
 
 
 def test_a_job_that_nothing_knows_is_said_to_be_in_no_history(fake_site: FakeSite) -> None:
