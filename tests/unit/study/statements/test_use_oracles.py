@@ -17,7 +17,7 @@ from helios.study.statements.use import fits_a_part, held_and_unused, unused_req
 from tests.examples import examples
 from tests.unit.study.random_worlds import STEP_S, Row, frame_row, history_of, rows
 
-worlds = settings(max_examples=examples(25), deadline=None)
+worlds = settings(max_examples=examples(15), deadline=None)
 TWO_HOURS = 8
 
 
