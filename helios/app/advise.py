@@ -33,7 +33,9 @@ READ = [name for name in COLUMNS if name not in {"node_list", "tres_requested", 
 """Columns of ``JOBS`` that advice looks at."""
 USAGE_S = 120.0
 """Longest wait for the accounting, s."""
-_NOT_ASKED = "What jobs used is not known: a history has no Slurm to ask. Name what sacct wrote: --usage FILE"
+_NOT_ASKED = (
+    "What jobs used of CPUs and memory is not asked of Slurm for a history. Name what sacct wrote: --usage FILE"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class AdviceReport:
         days = (self.until - self.since).total_seconds() / 86_400
         where = self.cluster if self.live else f"{self.cluster} ({NOT_LIVE})"
         when = f"in {days:.0f} days to {self.until:%Y-%m-%d}"
-        lines = [f"{self.jobs:,} jobs of {whose} on {where} {when}, use known of {self.measured:,}."]
+        lines = [f"{self.jobs:,} jobs of {whose} on {where} {when}, use of CPUs and memory known of {self.measured:,}."]
         if self.gpu_runs:
             lines += [f"Use of GPUs known of {self.gpu_runs_measured:,} of {self.gpu_runs:,} runs with GPUs."]
         shown = self.advice if most is None else self.advice[:most]
@@ -250,4 +252,5 @@ def usage_of_cluster(
         return accounting.used_by_jobs(since, until, users=users), ()
     except HeliosError as reason:
         problem = reason.message.rstrip(".")
-        return None, (f"What jobs used is not known here ({problem}). Name what sacct wrote: --usage FILE",)
+        why = f"What jobs used of CPUs and memory is not known here ({problem})."
+        return None, (f"{why} Name what sacct wrote: --usage FILE",)

@@ -69,6 +69,10 @@ def gpu_advice(
     runs, parts = runs[counts], parts[counts[parts["run"]]]
     is_batch = (runs["is_interactive"] == 0).to_numpy()
     run = np.searchsorted(np.flatnonzero(counts), parts["run"])
+    # A source of means alone knows one idle spell: that of a GPU with a process that was never busy.
+    is_never_busy = (parts["utilization"] == 0) & (parts["gpu_memory_peak_mib"] > 0)
+    whole_s = pd.Series(runs["covered_s"].to_numpy()[run], index=parts.index).where(is_never_busy)
+    parts = parts.assign(longest_idle_s=parts["longest_idle_s"].fillna(whole_s))
     gpu_later = _later(parts["utilization"].to_numpy(), runs["run_time_s"].to_numpy()[run])
     is_idle_gpu = is_batch[run] & (gpu_later < IDLE) & ~(parts["longest_idle_s"] < PAUSE_S).to_numpy()
     later = runs["utilization_later"].to_numpy()

@@ -51,7 +51,7 @@ def test_everybody_is_asked_about_the_own_jobs_only(helios: Helios) -> None:
     assert {one["user"] for one in mine["advice"]} == {getpass.getuser()}
     options = {one["kind"]: one["option"] for one in mine["advice"]}
     assert options == {"limit_too_long": "--time=01:15:00", "packing": "helios pool run sweep.toml"}
-    assert any("What jobs used is not known here" in note for note in mine["notes"])
+    assert any("What jobs used of CPUs and memory is not known here" in note for note in mine["notes"])
     text = helios("advise")
     assert "Evidence: 25 jobs, 25 GPU hours; the middle 8 of 10 ran: 1 h to 1 h." in text.out
 

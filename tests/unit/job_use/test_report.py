@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,9 +19,8 @@ from helios.model import GPU_USE, JOB_USE, Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame
 from tests.unit.app.sites import put_empty_database
+from tests.use_files import USE, needs_use
 
-USE_DATA = Path(os.environ.get("HELIOS_USE_DATA", Path(__file__).parents[3].parent / "shared" / "use"))
-needs_use_data = pytest.mark.skipif(not USE_DATA.is_dir(), reason="what jobs used is not there; set HELIOS_USE_DATA")
 HOUR_S = 3600.0
 DAY = pd.Timestamp("2026-03-02", tz="UTC")
 KNOWN = {"source": "jobstats", "busy_means": "a kernel ran", "quality": "ok"}
@@ -168,9 +166,9 @@ def report(url: str, *, by: str, start: str, end: str) -> pd.DataFrame:
     return use_report(query, by=by).table.rows.set_index("group")
 
 
-@needs_use_data
+@needs_use
 def test_four_fifths_of_notebook_hours_of_a_company_are_idle(tmp_path: Path) -> None:
-    rows = pd.read_csv(next((USE_DATA / "violet").glob("*.csv.gz")), parse_dates=["start", "finish"])
+    rows = pd.read_csv(next((USE / "violet").glob("*.csv.gz")), parse_dates=["start", "finish"])
     hours = (rows["finish"] - rows["start"]).dt.total_seconds() / HOUR_S
     is_idle = rows["gpu_utilization"] < 1
     truth = {kind: hours[is_idle & own].sum() / hours[own].sum() for kind in ("instance", "task")
@@ -201,9 +199,9 @@ def test_four_fifths_of_notebook_hours_of_a_company_are_idle(tmp_path: Path) -> 
     assert found.loc["instance", "idle_low"] < 0.776 < found.loc["instance", "idle_high"]
 
 
-@needs_use_data
+@needs_use
 def test_memory_and_use_of_a_public_cluster_are_told_apart(tmp_path: Path) -> None:
-    rows = pd.read_csv(next((USE_DATA / "supercloud").glob("*.csv.gz")), parse_dates=["time"])
+    rows = pd.read_csv(next((USE / "supercloud").glob("*.csv.gz")), parse_dates=["time"])
     runs = rows.groupby("id_job", as_index=False).agg(
         utilization=("utilization_gpu_pct_mean", "mean"), begin=("time", "min"), steps=("time", "size"),
         peak=("memory_used_MiB_max", "max"), gpus=("num_gpus", "first"),

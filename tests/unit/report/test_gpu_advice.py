@@ -101,6 +101,16 @@ def test_a_session_is_never_judged_by_its_mean(interactive: float | None) -> Non
     assert advice({**mean, "longest_idle_s": 2 * HOUR_S})
 
 
+def test_a_gpu_that_was_never_busy_needs_no_spell() -> None:
+    never = {"utilization": 0.0, "gpu_memory_peak_mib": 500.0}  # as jobstats, which has means alone
+    (one,) = advice(never)
+    assert (one.kind, one.hours) == ("session_idle", 60.0)
+    assert (
+        advice(never | {"gpu_memory_peak_mib": 0.0}) == []
+    )  # without a process, 0 may be an exporter that knows nothing
+    assert advice(never | {"longest_idle_s": HOUR_S}) == []
+
+
 def test_one_resting_gpu_does_not_make_a_session_rest() -> None:
     gpus = ({"gpu": "0", "utilization": 80.0, "longest_idle_s": 0.0}, {"gpu": "1", "longest_idle_s": 9 * HOUR_S})
     session = SESSION | {"utilization": 40.0, "longest_idle_s": 4.5 * HOUR_S}
