@@ -21,7 +21,7 @@ GIB = 2**30
 def comment(content: Any) -> str:
     """Return the AdminComment of a summary, or of any text or bytes in its place."""
     text = content if isinstance(content, str | bytes) else json.dumps(content)
-    packed = gzip.compress(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+    packed = gzip.compress(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, mtime=0)
     return f"JS1:{base64.b64encode(packed).decode()}"
 
 

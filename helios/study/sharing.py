@@ -255,7 +255,7 @@ def _refuse_unmeasured(cluster: str, measured: pd.DataFrame, request: SharingReq
         raise NotEnoughHistory(
             f"No memory of GPUs was measured for jobs of one GPU of {cluster} in the window, and without it nobody "
             "knows what fits.",
-            hint="Load what jobs used: helios trace use FILE, or helios trace use-prometheus",
+            hint="Load what jobs used: helios trace use FILE, or helios trace use for Prometheus",
         )
     if request.gpu_memory_mib is None and not measured["gpu_memory_total_mib"].notna().any():
         raise NotEnoughHistory(

@@ -21,7 +21,7 @@ from helios.web.pages.subjects import account_page, node_page, partition_page, u
 from helios.web.pages.use import usage_page
 from helios.web.pages.work import decisions_page, energy_page, predictions_page, services_page
 
-WING_PAGES = ("helios.training.web_pages",)
+WING_PAGES = ("helios.training.web_pages", "helios.job_use.web_pages")
 """Modules of the wings with more routes, as ``ROUTES``."""
 
 ROUTES = (

@@ -6,12 +6,13 @@ serves it.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from helios.app.modes import set_mode
 from helios.app.operations import Operations
 from helios.app.sync import JOBS
 from helios.app.sync import NODE_EVENTS as EVENTS
+from helios.job_use.idle_gpus import IDLE_GPUS, HeldGpus, IdleGpu
 from helios.model import NODE_EVENTS, NODE_TALLIES, NODES, PREDICTIONS, Mode
 from helios.model.trial_runs import CurvePoint, TrialRun
 from helios.slurm.site import read_site
@@ -47,6 +49,17 @@ USERS = {"alice": "vision", "bob": "vision", "carol": "language", "dan": "physic
 """Account of each user of the live cluster."""
 ENDS = ("COMPLETED", "COMPLETED", "COMPLETED", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 BAD_NODE = "n3"
+HELD_GPUS = HeldGpus(
+    at=NOON.isoformat(),
+    exporter="dcgm",
+    busy_means="a kernel ran",
+    measured=48,
+    idle=(
+        IdleGpu(job_id="30000", user="alice", node="n1", gpu="0", has_process=None, memory_mib=9_216.0),
+        IdleGpu(job_id="30001", user="bob", node="n2", gpu="3", has_process=None, memory_mib=None),
+    ),
+)
+"""GPUs of running jobs without use."""
 SLURM_CONF = """
 GresTypes=gpu
 NodeName=n[1-8] CPUs=64 RealMemory=512000 Gres=gpu:8
@@ -209,6 +222,7 @@ class _LiveFakes(FakeSite):
             warehouse.add_nodes("dev", NODES.conform(nodes[["name", "partition", "cpus", "gpus", "memory_mib"]]))
             warehouse.add_node_events("dev", NODE_EVENTS.conform(pd.DataFrame([drained | {"reason": "GPU 4 is lost"}])))
             warehouse.add_node_tallies("dev", _tallies(now))
+            warehouse.remember("dev", IDLE_GPUS, json.dumps(asdict(HELD_GPUS)), at=NOON)
             begun, read = NOON - timedelta(days=DAYS), {"ended_at": NOON, "read_at": NOON}
             for source in (JOBS, EVENTS):
                 warehouse.add_coverage("dev", source=source, started_at=begun, **read)
