@@ -47,7 +47,7 @@ def test_a_user_reads_no_name_of_another_user(reader: Opener, live_site: LiveSit
 
 def test_a_manager_takes_the_hours_of_accounts_home_as_csv(reader: Opener, live_site: LiveSite) -> None:
     told = managers_month(reader(live_site, user=MANAGER))
-    rows = {row["group"]: row for row in csv.DictReader(told["as CSV"].splitlines())}
+    rows = {row["account"]: row for row in csv.DictReader(told["as CSV"].splitlines())}
     assert set(rows) == set(USERS.values())
     hours = float(rows["vision"]["gpu_hours"])
     assert f"{hours:,.1f}" in cells(told["hours by account"], "vision")
