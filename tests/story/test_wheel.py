@@ -128,7 +128,7 @@ def test_the_command_that_it_names_shows_its_month(
                 page = answer.read().decode()
         finally:
             web.kill()
-    assert "venus (history, not the live cluster): Hours held and jobs submitted by user, 2020-09-01" in page
+    assert "Hours held and jobs submitted by user, 2020-09-01" in page
 
 
 def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProcess[str], folder: Path) -> None:
