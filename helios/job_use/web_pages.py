@@ -28,7 +28,7 @@ GPUS = declare_fields(
 
 
 def idle_gpus_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
-    """Return the page of the GPUs that running jobs held without use when Prometheus was asked last."""
+    """Return the page of held GPUs without use, as Prometheus said last."""
     site.refuse_history("Idle GPUs are")
     with Warehouse.open(site.settings.database.url) as warehouse:
         held: Mapping[str, Any] | None = last_held_gpus(warehouse, site.name())

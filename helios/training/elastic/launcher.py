@@ -36,6 +36,8 @@ HUNG_S = 300.0
 """How long others wait for a worker that is amid a step or is silent, s, before it is lost.
 
 A model that is compiled takes minutes."""
+STUCK_S = 60.0
+"""How long a worker waits in a group that others have left, s, before it is lost."""
 LONGEST_REQUEST = 1 << 20
 """Bytes of a request that are read."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -245,6 +247,13 @@ class ElasticLauncher:
             for member in living:
                 if member.heard_s < limit_s or (member.doing[:1] == [PART] and member.since_s < limit_s):
                     member.lost = f"worker {member.number} did not go on for {HUNG_S:g} s"
+                    member.process.kill()
+        # Gloo may miss that a connection was closed: two then wait for each other in a group that others have left.
+        stuck_s = self._awake_s - STUCK_S
+        if self._broken and all(each.arrived or each.doing[:1] == [WAITS] for each in living):
+            for member in living:
+                if not member.arrived and member.since_s < stuck_s:
+                    member.lost = f"worker {member.number} waited in a group that others have left"
                     member.process.kill()
 
     def _read_request(self) -> None:

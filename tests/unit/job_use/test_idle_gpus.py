@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,16 @@ from tests.prometheus_rig import RealPrometheus, Samples, Server, success, vecto
 from tests.unit.app.sites import FakeSite
 
 HOUR = 3600
-NOW_S = int(datetime.now(UTC).timestamp())
-NOW = datetime.fromtimestamp(NOW_S, UTC)
+
+
+@cache
+def now_s() -> int:
+    """Return the time of the first call, s: tests may run long after they were collected."""
+    return int(time.time())
+
+
+def now() -> datetime:
+    return datetime.fromtimestamp(now_s(), UTC)
 
 
 def hold(samples: Samples, job: str, gpu: str, busy: Any, *, memory: float = 1e9, since_s: float = 2 * HOUR) -> None:
@@ -37,7 +47,7 @@ def hold(samples: Samples, job: str, gpu: str, busy: Any, *, memory: float = 1e9
         ("DCGM_FI_DEV_GPU_UTIL", of_dcgm, busy),
         ("DCGM_FI_DEV_FB_USED", of_dcgm, lambda _: 500),
     ):
-        samples.add(name, labels, NOW_S - since_s, NOW_S, value)
+        samples.add(name, labels, now_s() - since_s, now_s(), value)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +63,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPrometh
     hold(samples, "8", "6", lambda since_s: 99 if since_s > 1.8 * HOUR else 0)
     for name, value in (("duty_cycle", 0), ("memory_used_bytes", 4e8), ("jobId", 9), ("memory_total_bytes", 1e9)):
         labels = {"instance": "g2:9445", "minor_number": "0"}
-        samples.add(f"nvidia_gpu_{name}", labels, NOW_S - HOUR, NOW_S, lambda _, number=value: number)
+        samples.add(f"nvidia_gpu_{name}", labels, now_s() - HOUR, now_s(), lambda _, number=value: number)
     with RealPrometheus(tmp_path_factory.mktemp("prometheus"), samples=samples) as server:
         yield server
 
 
 def seen(server: str, dialect: str) -> HeldGpus:
     settings = PrometheusSettings.model_validate({"url": server, "dialect": dialect})
-    held = held_gpus(Prometheus(settings), settings, NOW)
+    held = held_gpus(Prometheus(settings), settings, now())
     assert held is not None
     return held
 
@@ -92,8 +102,8 @@ def warehouse_settings(folder: Path, **prometheus: object) -> Settings:
             a_job(
                 job_id=job,
                 user="bob",
-                submitted_at=NOW - timedelta(hours=2),
-                started_at=NOW - timedelta(hours=2),
+                submitted_at=now() - timedelta(hours=2),
+                started_at=now() - timedelta(hours=2),
                 ended_at=None,
                 run_time_s=None,
                 state="RUNNING",
@@ -106,7 +116,7 @@ def warehouse_settings(folder: Path, **prometheus: object) -> Settings:
 
 def test_what_is_seen_is_kept_with_the_users(prometheus: RealPrometheus, tmp_path: Path) -> None:
     settings = warehouse_settings(tmp_path, url=prometheus.url, dialect="dcgm")
-    assert levels_now(settings, "venus", NOW)["held_gpus_idle"] == 2
+    assert levels_now(settings, "venus", now())["held_gpus_idle"] == 2
     with Warehouse.open(settings.database.url) as warehouse:
         kept = last_held_gpus(warehouse, "venus")
     assert kept is not None
@@ -116,13 +126,13 @@ def test_what_is_seen_is_kept_with_the_users(prometheus: RealPrometheus, tmp_pat
 
 def test_without_an_answer_nothing_is_said_to_be_idle(tmp_path: Path) -> None:
     with Server(lambda _: (500, {}, b"")) as server:
-        assert levels_now(warehouse_settings(tmp_path, url=server.url), "venus", NOW) == {}
+        assert levels_now(warehouse_settings(tmp_path, url=server.url), "venus", now()) == {}
         assert len(server.queries) == 1
-    assert levels_now(warehouse_settings(tmp_path), "venus", NOW) == {}
+    assert levels_now(warehouse_settings(tmp_path), "venus", now()) == {}
 
 
 def findings(folder: Path, **prometheus: object) -> list[PreflightFinding]:
-    return [*check_prometheus(warehouse_settings(folder, **prometheus), "venus", NOW)]
+    return [*check_prometheus(warehouse_settings(folder, **prometheus), "venus", now())]
 
 
 def test_doctor_finds_the_series_of_running_jobs(prometheus: RealPrometheus, tmp_path: Path) -> None:
@@ -167,5 +177,5 @@ def test_the_daemon_joins_what_is_held_now_to_the_night_s_values(prometheus: Rea
     settings = site.another(prometheus={"url": prometheus.url, "dialect": "dcgm"}).settings
     operations = Operations(settings, open_cluster=lambda _: site.live_cluster(), clock=lambda: site.cluster.now)
     with Warehouse.open(settings.database.url) as warehouse:
-        warehouse.remember("dev", NIGHTLY_LEVELS, json.dumps({"utilization": 0.5}), at=NOW)
+        warehouse.remember("dev", NIGHTLY_LEVELS, json.dumps({"utilization": 0.5}), at=now())
     assert {"utilization": 0.5, "held_gpus_idle": 2}.items() <= operations.nightly_levels().items()

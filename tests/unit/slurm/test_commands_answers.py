@@ -331,16 +331,16 @@ def test_a_window_of_jobs_is_asked_for_with_exact_arguments(program: Program, tm
     folder = program("sacct", f'printf "%s\\n" "$@" > {tmp_path}/asked; {LINES}')
     Accounting(shell=Shell(folder=str(folder))).sacct_window(NOW, NOW + timedelta(days=31), path=tmp_path / "w.txt")
     *words, fields = (tmp_path / "asked").read_text().splitlines()
-    assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(6))
+    assert re.fullmatch(r"--delimiter=\|[0-9a-f]{24}\|", words.pop(5))
     assert words == [
         "--local",
         "--allusers",
         "--duplicates",
-        "--allocations",
         "--noconvert",
         "--parsable",
         "--starttime=2026-11-21T10:00:00",
         "--endtime=2026-12-22T10:00:00",
+        "--allocations",
     ]
     assert fields.startswith("--format=JobIDRaw,")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["asked", "sacct", "w.txt"]
