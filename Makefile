@@ -70,12 +70,11 @@ behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a
 	$(BIN)/python -m tests.behaviour compare
 
 slurm: ## Install Slurm for the live tests, where that is possible (root, Debian or Ubuntu)
-	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && command -v ch-run >/dev/null && command -v prometheus >/dev/null && exit 0; \
+	@command -v slurmctld >/dev/null && command -v mariadbd >/dev/null && command -v debootstrap >/dev/null && command -v ch-run >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing Slurm, MariaDB and Prometheus for the live tests ..."; deploy/devcluster/devcluster install >/dev/null; \
+	  echo "Installing Slurm and MariaDB for the live tests ..."; deploy/devcluster/devcluster install >/dev/null; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap >/dev/null; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends charliecloud-runtime >/dev/null || true; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends prometheus >/dev/null || true; \
 	else echo "Slurm is not installed: the live tests will be skipped (deploy/devcluster/devcluster install, as root)"; fi
 
 browser: slurm ## Install Chromium for the tests of the web page, where that is possible (root, Debian or Ubuntu)

@@ -378,6 +378,8 @@ def choose_window(
         No job was submitted in it.
     """
     submitted = history.jobs["submitted_at"]
+    if history.jobs.empty:
+        raise NotEnoughHistory("There are no jobs in this history.", hint="Load some: helios trace load FILE")
     begin = pd.Timestamp(since) if since else submitted.min()
     end = pd.Timestamp(until) if until else submitted.max() + timedelta(seconds=1)
     opening = begin - warm_up

@@ -8,8 +8,9 @@ import pytest
 
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import Estimates, Policy, RunTimes, Scenario
-from helios.app.whatif import WhatIfRequest, whatif
+from helios.app.whatif import WhatIfRequest, choose_window, whatif
 from helios.errors import NotEnoughHistory
+from helios.model import JOBS
 from helios.report.whatif import WhatIf
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
@@ -90,6 +91,12 @@ def test_a_window_is_half_open() -> None:
 def test_a_window_without_jobs_is_refused_with_what_there_is() -> None:
     with pytest.raises(NotEnoughHistory, match="2020-01-01"):
         asked(at(0), since=START + timedelta(days=9))
+
+
+def test_an_empty_history_has_no_window() -> None:
+    loaded = LoadedHistory(cluster="venus", jobs=JOBS.empty(), timezone="UTC")
+    with pytest.raises(NotEnoughHistory, match="no jobs"):
+        choose_window(loaded, since=None, until=None, warm_up=timedelta(0))
 
 
 def test_predictions_without_history_say_where_they_come_from() -> None:
