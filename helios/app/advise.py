@@ -203,8 +203,8 @@ def advise_on(
         if len(used) and not measured:
             notes = (*notes, "The accounting has jobs but not what they used: Slurm's JobAcctGatherType gathers it.")
     job_use = job_use or JobUse()
-    found += gpu_advice(own, job_use.runs, job_use.gpus, exempt=exempt)
     with_gpus = with_use(own[own["gpus"] > 0], job_use.runs)
+    found += gpu_advice(with_gpus, job_use.gpus, exempt=exempt)
     return AdviceReport(
         cluster=loaded.cluster,
         users=users,

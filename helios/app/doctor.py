@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from helios.app.clusters import history_alone
 from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
@@ -82,7 +82,7 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         lambda: check_pause(settings, name),
         lambda: _hook(settings, name, now),
         lambda: _notices(settings),
-        *(partial(_wing_check, place, settings, name, now) for place in WING_CHECKS),
+        *(partial(lambda place: resolve_name(place)(settings, name, now), place) for place in WING_CHECKS),
     )
     if _has_ordering_service(settings, name):  # then nothing of the hook is only a warning
         found = [
@@ -91,11 +91,6 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
         ]
     found += [finding for check in checks for finding in run_check(check)]
     return [*dict.fromkeys(found)]  # what several checks fail at is said once
-
-
-def _wing_check(place: str, settings: Settings, name: str, now: datetime) -> Iterator[PreflightFinding]:
-    module, _, check = place.partition(":")
-    yield from getattr(import_module(module), check)(settings, name, now)
 
 
 def known_problems(settings: Settings, name: str, *, now: datetime) -> list[PreflightFinding]:

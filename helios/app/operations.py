@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from threading import RLock
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
-WING_LEVELS = ("helios.job_use.idle_gpus",)
-"""Modules of the wings with ``levels_now``, values for gauges by name."""
+WING_LEVELS = ("helios.job_use.idle_gpus:levels_now",)
+"""Functions of the wings that return values for gauges by name, given settings, cluster and time."""
 SYNC_LOCK = "sync.lock"
 """File in the state folder that a reading of the accounting locks."""
 OF_STRANGERS = "Users may ask for --time-min=7, and admins write a SiteFactor of 537: docs/safety.md"
@@ -331,8 +331,8 @@ class Operations:
         with Warehouse.open(self.settings.database.url) as warehouse:
             text = warehouse.remembered(name, NIGHTLY_LEVELS)
         levels = dict(json.loads(text)) if text else {}
-        for module in WING_LEVELS:
-            levels |= import_module(module).levels_now(self.settings, name, self._clock())
+        for place in WING_LEVELS:
+            levels |= resolve_name(place)(self.settings, name, self._clock())
         return levels
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:

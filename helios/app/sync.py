@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pandas as pd
 
@@ -22,7 +22,7 @@ from helios.warehouse.revisions import LIVE_SOURCE
 
 JOBS, NODE_EVENTS = LIVE_SOURCE, "node_events"
 FIRST_READING = timedelta(days=30)
-USE_READERS = ("job_use.sync:read_windows",)
+USE_READERS = ("helios.job_use.sync:read_windows",)
 """Functions of a wing that read what jobs used, given a ``UseReading``, and return lines of text."""
 
 
@@ -241,8 +241,7 @@ def _read_use(reading: UseReading) -> list[str]:
     """Return what the readers of the chosen sources read."""
     lines = list[str]()
     for place in USE_READERS if reading.sources else ():
-        module, _, function = place.partition(":")
-        lines += getattr(import_module(f"helios.{module}"), function)(reading)
+        lines += resolve_name(place)(reading)
     return lines
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helios.model.job_use import LONGEST_GPU, BusyMeans
 
@@ -117,18 +117,20 @@ def _kind(labels: Mapping[str, str]) -> str:
     return labels.get("gpu_type") or labels.get("name") or labels.get("modelName") or ""
 
 
-_JOBSTATS = {
-    "utilization": (Metric(name="nvidia_gpu_duty_cycle", busy_means=BusyMeans.KERNEL),),
-    "memory": Metric(name="nvidia_gpu_memory_used_bytes", scale=MIB),
-    "memory_total": Metric(name="nvidia_gpu_memory_total_bytes", scale=MIB),
-    "power": Metric(name="nvidia_gpu_power_usage_milliwatts", scale=1e-3),
-    "gpu_labels": ("instance", "minor_number", "uuid"),
-    "number_labels": ("minor_number",),
-    "hint": "Slurm's prolog must name the job of each GPU for nvidia_gpu_prometheus_exporter (jobstats: setup).",
-}
+_JOBSTATS = GpuExporter(
+    name="jobstats",
+    job_label="jobid",
+    utilization=(Metric(name="nvidia_gpu_duty_cycle", busy_means=BusyMeans.KERNEL),),
+    memory=Metric(name="nvidia_gpu_memory_used_bytes", scale=MIB),
+    memory_total=Metric(name="nvidia_gpu_memory_total_bytes", scale=MIB),
+    power=Metric(name="nvidia_gpu_power_usage_milliwatts", scale=1e-3),
+    gpu_labels=("instance", "minor_number", "uuid"),
+    number_labels=("minor_number",),
+    hint="Slurm's prolog must name the job of each GPU for nvidia_gpu_prometheus_exporter (jobstats: setup).",
+)
 DIALECTS = (
-    GpuExporter(name="jobstats", job_label="jobid", **_JOBSTATS),  # type: ignore[arg-type]  # values of several types
-    GpuExporter(name="jobstats-joined", owner="nvidia_gpu_jobId", **_JOBSTATS),  # type: ignore[arg-type]  # as above
+    _JOBSTATS,
+    replace(_JOBSTATS, name="jobstats-joined", job_label="", owner="nvidia_gpu_jobId"),
     GpuExporter(
         name="slurm-job-exporter",
         job_label="slurmjobid",

@@ -25,7 +25,7 @@ from helios.metrics.job_use import COVERED, IDLE
 from helios.metrics.occupancy import FAILURES
 from helios.metrics.statistics import share_interval
 from helios.report.advice import Advice, Columns, Flags, Interval, alike_jobs, describe_group, with_name_words
-from helios.report.job_use import OF_GPU, each_gpu, source_words, with_use
+from helios.report.job_use import OF_GPU, each_gpu, source_words
 from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words
 
 KINDS = ("gpus_idle", "gpus_idle_inside", "session_idle")
@@ -45,23 +45,24 @@ _SLICE = "MIG-"
 
 
 def gpu_advice(
-    jobs: pd.DataFrame, use: pd.DataFrame, gpus: pd.DataFrame, *, exempt: Mapping[str, Collection[str]] | None = None
+    runs: pd.DataFrame, gpus: pd.DataFrame, *, exempt: Mapping[str, Collection[str]] | None = None
 ) -> list[Advice]:
     """Return advice from the measured use of GPUs.
 
     Parameters
     ----------
-    jobs : DataFrame
-        ``submitted_at``, ``job_id``, ``restart``, ``user``, ``account``, ``partition``, ``name``, ``gpus``, ``cpus``,
-        ``state``, ``run_time_s``, ``nodes``, ``time_limit_s`` and ``memory_mib`` of ``JOBS``.
-    use, gpus : DataFrame
-        Columns of ``JOB_USE`` and ``GPU_USE``.
+    runs : DataFrame
+        Runs with GPUs and what they used, from :func:`~helios.report.job_use.with_use`: ``submitted_at``, ``job_id``,
+        ``restart``, ``user``, ``account``, ``partition``, ``name``, ``gpus``, ``cpus``, ``state``, ``run_time_s``,
+        ``nodes``, ``time_limit_s`` and ``memory_mib`` of ``JOBS``, with the columns of ``JOB_USE``.
+    gpus : DataFrame
+        Columns of ``GPU_USE``.
     exempt : mapping of str to collection of str, optional
         Users, accounts and partitions of which nothing is said, by column.
     """
     for column, names in (exempt or {}).items():
-        jobs = jobs[~jobs[column].isin([*names])]
-    runs = with_use(jobs[(jobs["gpus"] > 0) & jobs["user"].notna()], use)
+        runs = runs[~runs[column].isin([*names])]
+    runs = runs[runs["user"].notna()].reset_index(drop=True)
     parts = each_gpu(runs, gpus)
     counts = _counts(runs, gpus)
     if not counts.any():

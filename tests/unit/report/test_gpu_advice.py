@@ -10,6 +10,7 @@ import pytest
 from helios.model import GPU_USE, JOB_USE
 from helios.report.advice import Advice
 from helios.report.gpu_advice import gpu_advice
+from helios.report.job_use import with_use
 from tests.builders import a_job, jobs_frame
 
 HOUR_S = 3600.0
@@ -37,8 +38,7 @@ def advice(
     ]
     each = [{**key, "source": "prometheus", "node": "g1"} | gpu for key in keys.to_dict("records") for gpu in gpus]
     return gpu_advice(
-        jobs,
-        JOB_USE.conform(pd.DataFrame(runs)),
+        with_use(jobs[jobs["gpus"] > 0], JOB_USE.conform(pd.DataFrame(runs))),
         GPU_USE.conform(pd.DataFrame(each)) if each else GPU_USE.empty(),
         exempt=exempt,
     )
