@@ -117,6 +117,7 @@ def prometheus(site: Site) -> Iterator[Prometheus]:
         pytest.skip("prometheus (Debian: prometheus) is not installed")
     first = int(site.rig.settings["PORT"])
     site.environment["HELIOS_DAEMON_LISTEN"] = listen = f"127.0.0.1:{first + 120}"
+    (site.folder / "helios.toml").write_text("[services.ces]\n")
     site.helios("nightly")
     site.start()
     server = Prometheus(site.folder, port=first + 121, listen=listen)

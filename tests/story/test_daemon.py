@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.json_lines import whole_lines
 from tests.waiting import TEST_TIMEOUT_S
 
 TOY = Path(__file__).with_name("toy_daemon.py")
@@ -91,7 +92,7 @@ class Site:
         return int(re.findall(r"port (\d+)", line)[0])
 
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
+        return whole_lines(self._log)
 
     def diary(self) -> list[str]:
         file = self.folder / "diary"

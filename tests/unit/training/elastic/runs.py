@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.training.elastic.launcher import HUNG_S
+from tests.json_lines import whole_lines
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
@@ -66,16 +67,14 @@ class Run:
         return (self.folder / "log").read_text()
 
     def reports(self) -> list[dict[str, Any]]:
-        path = self.folder / "report"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(self.folder / "report")
 
     def steps(self) -> dict[int, list[dict[str, Any]]]:
         """Return what each worker has said after each step, by how many steps there were."""
         steps = defaultdict(list)
         for path in self.out.glob("*.jsonl"):
-            for line in path.read_text().splitlines():
-                if line.endswith("}"):
-                    steps[json.loads(line)["step"]].append({**json.loads(line), "pid": int(path.stem)})
+            for said in whole_lines(path):
+                steps[said["step"]].append({**said, "pid": int(path.stem)})
         return dict(steps)
 
     def last(self) -> int:

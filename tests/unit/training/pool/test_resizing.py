@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from helios.training.pool.slots import fixed_slots
 from helios.training.pool.state import TrialRecord
 from helios.training.pool.sweep import ElasticProgram, TrainingSweep
 from tests.disks import fill, small_disk
+from tests.json_lines import whole_lines
 from tests.unit.training.pool.test_coordinator import Watched, run
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
@@ -101,7 +101,7 @@ def run_until(
 
 
 def seen(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
+    return whole_lines(folder / "seen")
 
 
 def of_kind(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from helios.training.pool.state import FILE
+from tests.json_lines import whole_lines
 from tests.unit.training.pool.sizes_service import add_sizes_service
 from tests.unit.training.pool.test_coordinator import pool_processes
 from tests.unit.training.pool.test_resizing import PROGRAM, seen
@@ -38,8 +39,7 @@ again = true
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "sweep.pool" / "trials" / "00000" / "report.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return whole_lines(folder / "sweep.pool" / "trials" / "00000" / "report.jsonl")
 
 
 def kill_at_random(folder: Path, *, kills: int, seed: int) -> None:
