@@ -44,7 +44,7 @@ def test_use_is_read_back_as_it_was_stored(warehouse: Warehouse) -> None:
     gpus = GPU_USE.conform(pd.DataFrame(rows).drop(columns="quality"))
     warehouse.add_job_use("venus", jobs, gpus)
     pd.testing.assert_frame_equal(warehouse.job_use("venus"), jobs)
-    pd.testing.assert_frame_equal(warehouse.gpu_use("venus"), gpus)
+    pd.testing.assert_frame_equal(warehouse.job_use("venus", by_gpu=True), gpus)
 
 
 def test_a_second_reading_of_a_source_replaces_the_first(warehouse: Warehouse) -> None:
