@@ -96,6 +96,7 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         sections=sections,
         values=values,
         follows=history is None,
+        is_dense=True,
     )
 
 
