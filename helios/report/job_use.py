@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.job_use import IDLE, RUN, one_row_a_run
+from helios.metrics.job_use import IDLE, RUN, contradict, one_row_a_run, stands_for_run
 from helios.metrics.occupancy import FAILURES
 from helios.metrics.statistics import ratio_interval
 from helios.model import JOB_USE, UseQuality, UseSource
@@ -30,6 +30,7 @@ QUALITIES = {
     UseQuality.NONE: "there was nothing of it",
     UseQuality.BROKEN: "the record is cut or contradicts itself, and does not count",
 }
+CONTRADICTED = "another source contradicts it, and neither counts"
 OF_GPU = [*RUN, "source"]
 """Columns by which GPUs belong to a row of ``JOB_USE``."""
 Floats = NDArray[np.float64]
@@ -53,7 +54,9 @@ def with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in JOB_USE.names if name not in RUN]
     known = one_row_a_run(use).astype({"source": "object", "busy_means": "object", "quality": "object"})
     joined = jobs.merge(known[[*RUN, *columns]], on=[*RUN], how="left", validate="many_to_one")
-    return joined.assign(is_measured=joined["utilization"].notna() & (joined["quality"] == UseQuality.OK))
+    stands = stands_for_run(joined)
+    memory = {name: joined[name].where(stands) for name in ("gpu_memory_peak_mib", "gpu_memory_total_mib")}
+    return joined.assign(is_measured=stands & joined["utilization"].notna(), **memory)
 
 
 def each_gpu(runs: pd.DataFrame, gpus: pd.DataFrame) -> pd.DataFrame:
@@ -170,9 +173,10 @@ def use_lines(use: pd.DataFrame, gpus: pd.DataFrame, runs: pd.DataFrame, *, cpus
     """
     run_s = dict(zip(runs["number"], runs["run_time_s"], strict=True)) if len(runs) else {}
     trust = use["source"].astype("object").map({source: place for place, source in enumerate(UseSource)})
-    for row in use.assign(trust=trust).sort_values(["restart", "trust"]).to_dict("records"):
+    rows = use.assign(trust=trust, is_contradicted=contradict(use)).sort_values(["restart", "trust"])
+    for row in rows.to_dict("records"):
         which = f"Run {row['restart']}, measured" if len(run_s) > 1 else "Measured"
-        quality = QUALITIES.get(row["quality"], "")
+        quality = CONTRADICTED if row["is_contradicted"] else QUALITIES.get(row["quality"], "")
         if row["quality"] in {UseQuality.NONE, UseQuality.BROKEN}:
             yield f"{which} by {SOURCES[row['source']]}: {quality}."
             continue

@@ -40,7 +40,7 @@ class Used:
     def stands(self) -> bool:
         """Whether the measurement of GPUs stands for the run."""
         covers = self.row.run is None or self.covered >= 0.9
-        return covers and not self.shared and self.quality != "broken" and self.row.hours > 0 and self.row.gpus > 0
+        return covers and not self.shared and self.quality == "ok" and self.row.hours > 0 and self.row.gpus > 0
 
 
 @st.composite
@@ -124,7 +124,7 @@ def test_hours_held_and_unused_are_those_of_a_plain_count(case: tuple[list[Row],
         assert finding.parts["by_kind"]["interactive"]["unused"] == pytest.approx(unused)
     freed, someone = 0.0, False
     for one in seen(found):
-        if one.session is None or one.row.hours == 0:
+        if one.session is None or one.quality == "broken" or one.row.hours == 0:
             continue
         idle_steps = one.idle_steps if one.stands else None
         if one.stands and one.busy == 0:
@@ -164,6 +164,7 @@ def test_memory_and_cpus_not_used_are_those_of_a_plain_count(case: tuple[list[Ro
         return
     history = history_of(world)
     finding = unused_requests(history, use_of_history(history, measured_frame(found)))
+    found = [one for one in found if one.quality != "broken"]
     steps = {id(one): len(one.row.steps()) for one in found}
     memory = [one for one in seen(found) if one.peak is not None and steps[id(one)]]
     left = sum(max(100 - (one.peak or 0), 0) * steps[id(one)] for one in memory)
