@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOB_USE, UseQuality, UseSource
-from helios.units import HOUR_S
+from helios.units import HOUR_S, MINUTE_S
 
 RUN = ("submitted_at", "job_id", "restart")
 """Columns by which a run is known."""
@@ -23,6 +23,12 @@ IDLE_TIMEOUT_S = 2 * HOUR_S
 """Time without use after which an interactive session may well be ended, s."""
 COVERED = 0.9
 """Share of a run that a measurement must cover to stand for it."""
+EARLY_S, LOADING_S = 15 * MINUTE_S, 5 * MINUTE_S
+"""When a run is predicted a second time, s after its start, and how long it may load until then."""
+SESSION_NAMES = r"(?:^|/)sys/dashboard/"
+"""Names that Open OnDemand gives its sessions, which are batch jobs for Slurm. Those of its job composer differ."""
+SALLOC_NAME = "interactive"
+"""Name of an allocation by salloc without a command."""
 _OF_GPUS = tuple(
     name
     for name in JOB_USE.names[JOB_USE.names.index("busy_means") : JOB_USE.names.index("cpu_s")]
@@ -70,9 +76,22 @@ def use_of_runs(use: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     use : DataFrame
         Columns of ``JOB_USE``, one row for each run.
     runs : DataFrame
-        Columns ``RUN``.
+        Columns ``RUN``, and ``name`` where it is known.
     """
-    return use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
+    used = use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
+    return used.assign(is_interactive=sessions(used["is_interactive"], runs["name"])) if "name" in runs else used
+
+
+def sessions(is_interactive: pd.Series[float], names: pd.Series[str]) -> NDArray[np.float64]:
+    """Return which runs are shells or notebooks, also by their names.
+
+    A session of Open OnDemand is one, whatever a source says. Where none says anything, what salloc names is. Another
+    name tells nothing: a batch job may be called bash.
+    """
+    text = names.astype("str").reset_index(drop=True)
+    said = is_interactive.to_numpy(dtype=np.float64)
+    said = np.where(np.isnan(said) & (text == SALLOC_NAME).to_numpy(dtype=bool, na_value=False), 1.0, said)
+    return np.where(text.str.contains(SESSION_NAMES, na=False).to_numpy(dtype=bool), 1.0, said)
 
 
 def freed_by_timeout_s(

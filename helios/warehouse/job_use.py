@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
 
-from helios.model import GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
+from helios.model import EARLY, GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
@@ -89,6 +89,7 @@ class JobUseStore:
         since: datetime | None = None,
         until: datetime | None = None,
         only: Mapping[str, Collection[str]] | None = None,
+        early: bool = False,
     ) -> pd.DataFrame:
         """Return what runs submitted in [since, until) used.
 
@@ -96,13 +97,17 @@ class JobUseStore:
         ----------
         only : mapping of str to collection of str, optional
             Texts of category columns of the jobs, as in :meth:`JobStore.jobs`.
+        early : bool
+            Only what they used in their first 15 minutes, which is left out otherwise.
 
         Returns
         -------
         DataFrame
             Columns of ``JOB_USE``, with a row for each run and source, in the order of submission.
         """
-        return self._use(schema.job_use, JOB_USE, cluster, since=since, until=until, only=only)
+        use = schema.job_use.c.source
+        chosen = use == EARLY if early else use != EARLY
+        return self._use(schema.job_use, JOB_USE, cluster, chosen, since=since, until=until, only=only)
 
     def gpu_use(
         self,
@@ -121,7 +126,7 @@ class JobUseStore:
         DataFrame
             Columns of ``GPU_USE``.
         """
-        return self._use(schema.gpu_use, GPU_USE, cluster, since=since, until=until, only=only)
+        return self._use(schema.gpu_use, GPU_USE, cluster, sa.true(), since=since, until=until, only=only)
 
     def runs_without_use(
         self, cluster: str, source: UseSource, *, since: datetime, until: datetime, before: datetime, most: int
@@ -161,13 +166,14 @@ class JobUseStore:
         table: sa.Table,
         kind: FrameKind,
         cluster: str,
+        condition: sa.ColumnElement[bool],
         *,
         since: datetime | None,
         until: datetime | None,
         only: Mapping[str, Collection[str]] | None,
     ) -> pd.DataFrame:
         with reading(self._engine) as connection:
-            query = select_columns(table, find_cluster_id(connection, cluster), kind.names)
+            query = select_columns(table, find_cluster_id(connection, cluster), kind.names).where(condition)
             query = between(query, table.c.submitted_at, since, until)
             chosen = {name: known_numbers(connection, texts) for name, texts in (only or {}).items() if texts}
             if chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,8 @@ from helios.app.energy.ledger import energy_report
 from helios.errors import NotEnoughHistory, UsageError
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
 from helios.report.html import PageSection
+from helios.report.job_use import JUDGED_USE
+from helios.warehouse import Warehouse
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE, WINDOW, report_page
@@ -46,7 +49,14 @@ def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Pa
     shown = tuple(name for name in found.shown if name != "By")  # it is the same in all rows
     found = replace(found, notes=(*found.notes, note), shown=shown)
     page = report_page("Accuracy of predictions", found, form_fields=(*WINDOW, "by"))
-    return _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
+    page = _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
+    if not reader.is_admin:
+        return page
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        text = warehouse.remembered(site.name(), JUDGED_USE)
+    judged = json.loads(text) if text else []
+    use = [Section(title="Predictions of use, in the last nightly report", sentences=judged)] if judged else []
+    return replace(page, sections=[*page.sections, *use], values={**page.values, "use": judged})
 
 
 def prediction_charts(days: pd.DataFrame, timezone: str) -> list[Chart]:

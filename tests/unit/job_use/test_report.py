@@ -75,7 +75,10 @@ def test_what_was_not_measured_comes_first(query: ReportQuery) -> None:
     assert "Shells and notebooks held 33 % of the measured GPU hours; of these 100 % were below 1 %." in sentences
     assert "67 % of these were measured by jobstats, where busy means that a kernel ran." in sentences
     assert "33 % of these were measured by Prometheus, where busy means that an SM was active." in sentences
-    assert sentences[-1] == "Most idle GPU hours: bob 30, alice 20."
+    assert sentences[-2:] == (
+        "Most idle GPU hours: bob 30, alice 20.",
+        "Of the memory hours asked for 50 % was not used at the jobs' peak, of the CPU hours 90 %.",
+    )
 
 
 def test_unmeasured_users_have_no_idle_hours_and_come_last(query: ReportQuery) -> None:
