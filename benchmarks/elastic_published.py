@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from helios.training.elastic_sim.profiles import ModelProfile
 from helios.training.elastic_sim.simulator import ElasticJob
+from helios.training.sizes.model import Decide, ElasticSnapshot, ElasticTraining, Placement
 from helios.training.sizes.placing import place_asked, place_emptiest
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 SHORT_GPU_S = 16 * 3600
 """GPU seconds after which a job falls into the second queue of Tiresias."""

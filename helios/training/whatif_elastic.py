@@ -23,9 +23,8 @@ from helios.training.pool.sweep import ElasticProgram, TrainingSweep, family
 from helios.training.pool.sweep_file import pool_folders, pool_names, read_training_sweep
 from helios.training.services import build_for_pool, choose_common_service
 from helios.training.services.elastic import Elastic, ElasticOptions
-from helios.training.sizes.model import BatchLimits, ElasticState
+from helios.training.sizes.model import BatchLimits, ElasticSnapshot, ElasticState, Placement
 from helios.training.sizes.placing import place_asked, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot, Placement
 from helios.training.whatif_elastic_report import DeviceSpan, ElasticWhatIf, SizesOutcome
 from helios.units import count_in_words, percent
 

@@ -122,7 +122,7 @@ class ElasticLauncher:
         self._change: RequestedSize | None = None
         self._number = self._generation = self._batch = self._samples = self._status = 0
         self._met_s = self._pause_s = self._awake_s = 0.0
-        self._broken, self._requested = False, -1
+        self._broken_s, self._requested = math.inf, -1  # since when a member is lost
         self._selector = selectors.DefaultSelector()
         distinct = Counter(device.get("CUDA_VISIBLE_DEVICES") for device in settings["devices"])
         # Two processes of NCCL cannot share a GPU.
@@ -227,7 +227,7 @@ class ElasticLauncher:
 
         Before the first step, and where there are other nodes, what stops one stops all.
         """
-        self._broken = True
+        self._broken_s = self._awake_s
         if self._change is not None and not self._change.begun:
             self._refuse(worker.lost)
         if not self._living() or self._settings["nodes"] > 1:
@@ -248,13 +248,13 @@ class ElasticLauncher:
                 if member.heard_s < limit_s or (member.doing[:1] == [PART] and member.since_s < limit_s):
                     member.lost = f"worker {member.number} did not go on for {HUNG_S:g} s"
                     member.process.kill()
-        # Gloo may miss that a connection was closed: two then wait for each other in a group that others have left.
+        # Gloo may miss that a connection was closed: some then wait for each other in a group that others have left.
         stuck_s = self._awake_s - STUCK_S
-        if self._broken and all(each.arrived or each.doing[:1] == [WAITS] for each in living):
-            for member in living:
-                if not member.arrived and member.since_s < stuck_s:
-                    member.lost = f"worker {member.number} waited in a group that others have left"
-                    member.process.kill()
+        if self._broken_s < stuck_s and all(each.arrived or each.doing[:1] == [WAITS] for each in living):
+            waiting = [each for each in living if not each.arrived and each.since_s < stuck_s]
+            for member in sorted(waiting, key=lambda each: each.since_s)[:1]:  # whose end may free the others
+                member.lost = f"worker {member.number} waited in a group that others have left"
+                member.process.kill()
 
     def _read_request(self) -> None:
         """Begin a change that was requested since the last look."""
@@ -339,7 +339,7 @@ class ElasticLauncher:
     def _regroup(self, living: list[TrainingWorker]) -> None:
         """Have the members that live go on, with others where that was requested."""
         places = [member.arrived["at"] for member in living]
-        whole = not self._broken and all(member.arrived["whole"] for member in living)
+        whole = math.isinf(self._broken_s) and all(member.arrived["whole"] for member in living)
         if not whole and self._settings["nodes"] > 1:  # a node of others has ended
             self._status = 1
             self._kill(self._workers)
@@ -365,7 +365,7 @@ class ElasticLauncher:
         self, members: Sequence[TrainingWorker], source: int | None, *, keep: bool = False, batch: int | None = None
     ) -> None:
         """Tell workers that they train together from here on."""
-        self._members, self._broken, self._status = list(members), False, 0
+        self._members, self._broken_s, self._status = list(members), math.inf, 0
         self._generation += 1
         at = None if source is None else members[source].arrived["at"]
         store = str(self._folder / f"store-{self._generation}")

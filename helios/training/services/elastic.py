@@ -26,9 +26,8 @@ from helios.training.model import (
     node_name,
 )
 from helios.training.services.packing import Packing, PackingOptions
-from helios.training.sizes.model import ElasticState, mean_times
+from helios.training.sizes.model import Decide, ElasticSnapshot, ElasticState, ElasticTraining, Placement, mean_times
 from helios.training.sizes.rules import RULES
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 AFTER_TARGETS = (1.0, 0.25, 0.05)
 """What a trial weighs whose sweep has reached none, one, and both of its targets."""

@@ -1,9 +1,9 @@
-"""What is known of a training whose number of devices and batch may change."""
+"""What is known of trainings of changing size, and what rules decide from."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -156,3 +156,56 @@ class ElasticState:
     least: int = 1
     every_s: float = 0.0
     kept_until_s: float = 0.0
+
+
+Placement = tuple[int, ...]
+"""The node of each GPU; GPUs of one node follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticTraining:
+    """A training at a decision.
+
+    Attributes
+    ----------
+    name : int
+        Unique.
+    weight : float
+        Importance, relative to other trainings.
+    """
+
+    name: int
+    placement: Placement
+    state: ElasticState
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticSnapshot:
+    """All that a rule decides from.
+
+    Attributes
+    ----------
+    jobs : tuple of ElasticTraining
+        In the order of submission.
+    nodes : tuple of int
+        GPUs of each node that may be given to them.
+    """
+
+    now_s: float
+    jobs: tuple[ElasticTraining, ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node."""
+        return max(self.nodes, default=1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return sum(self.nodes)
+
+
+Decide = Callable[[ElasticSnapshot], Mapping[int, Placement]]
+"""Return the placement of each job that is to have GPUs."""

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining, Placement
+from helios.training.sizes.model import ElasticSnapshot, ElasticTraining, Placement
 
 MOST_EVEN = 16
 """Whole nodes up to which each number of them is a size of its own."""

@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 
 from helios.training.sizes.evolution import evolve
 from helios.training.sizes.goodput import Goodput, fit_speed, learn_goodput
-from helios.training.sizes.model import BatchLimits, Gradient, Measured
+from helios.training.sizes.model import (
+    BatchLimits,
+    Decide,
+    ElasticSnapshot,
+    ElasticTraining,
+    Gradient,
+    Measured,
+    Placement,
+)
 from helios.training.sizes.placing import add_job, allowed_sizes, maximise_sum, place, place_asked, possible_sizes
-from helios.training.sizes.snapshot import Decide, ElasticSnapshot, ElasticTraining, Placement
 
 LEAST_SPEEDUP = 1e-3
 """Added to each speedup by Pollux, so that a job without GPUs does not count without end."""

@@ -1,7 +1,7 @@
 """Launcher whose workers are forks of itself, which has imported PyTorch: a process of its own takes 3 CPU s for it.
 
-``python forked.py HUNG_S PROGRAM [ARGUMENTS]``. All else of a worker is as of one that was started: its environment,
-its only connection, its signals, its exit status.
+``python forked.py HUNG_S STUCK_S PROGRAM [ARGUMENTS]``. All else of a worker is as of one that was started: its
+environment, its only connection, its signals, its exit status.
 """
 
 from __future__ import annotations
@@ -77,6 +77,6 @@ def work(words: Sequence[str], environment: Mapping[str, str], connection: int) 
 
 
 if __name__ == "__main__":
-    launcher.HUNG_S = float(sys.argv[1])
+    launcher.HUNG_S, launcher.STUCK_S = map(float, sys.argv[1:3])
     launcher.subprocess.Popen = Fork  # type: ignore[misc,assignment]
-    sys.exit(__main__.main(sys.argv[2:]))
+    sys.exit(__main__.main(sys.argv[3:]))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from helios.training.elastic.launcher import STUCK_S
 from tests.json_lines import whole_lines
 from tests.waiting import until
 
@@ -27,7 +28,14 @@ class Run:
     """A launcher in a folder of its own, as a pool starts it."""
 
     def __init__(
-        self, folder: Path, devices: int, *words: str, start: int = 0, hung_s: float = HUNG_S, **settings: Any
+        self,
+        folder: Path,
+        devices: int,
+        *words: str,
+        start: int = 0,
+        hung_s: float = HUNG_S,
+        stuck_s: float = STUCK_S,
+        **settings: Any,
     ) -> None:
         self.folder, self.number = folder, 0
         self.out = folder / f"start-{start}"
@@ -44,7 +52,7 @@ class Run:
         }
         with (folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(LAUNCHER), str(hung_s), str(PROGRAM), "--out", str(self.out), *words],
+                [sys.executable, LAUNCHER, f"{hung_s}", f"{stuck_s}", PROGRAM, "--out", self.out, *words],
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
@@ -119,7 +127,7 @@ class Run:
         self.wait_for_steps()
 
     def order(self, place: int, text: str) -> None:
-        """Order a worker to ``end``, or to ``hang``."""
+        """Order a worker to ``end``, to ``hang``, or to ``wait`` in its next exchange."""
         partial = self.out / "order"
         partial.write_text(text)
         partial.replace(self.out / f"order-{place}")

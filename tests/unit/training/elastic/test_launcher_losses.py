@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.unit.training.elastic.runs import Run
+from tests.waiting import until
 
 HUNG_S = 20.0
 """After which a worker is lost here, s: those that live make all their steps in less, also on a loaded machine."""
+STUCK_S = 5.0
+"""After which one that waits in a group that others have left is lost, s; the others leave it within a moment."""
 
 
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run that loses four of its five workers, each in another way."""
-    with Run(tmp_path_factory.mktemp("lossy"), 5, "--epochs", "100000", hung_s=HUNG_S) as run:
+    with Run(tmp_path_factory.mktemp("lossy"), 5, "--epochs", "100000", hung_s=HUNG_S, stuck_s=STUCK_S) as run:
         run.wait_for_steps()
         run.process.send_signal(signal.SIGUSR1)
         os.kill(run.worker(4), signal.SIGKILL)
@@ -58,3 +62,14 @@ def test_losses_leave_all_workers_in_the_same_state(lossy: Run) -> None:
 
 def test_a_worker_of_another_torch_is_refused(lossy: Run) -> None:
     assert lossy.answer(1)["refused"].startswith("worker 5 differs, version of torch is 1.0 and not")
+
+
+def test_a_worker_that_waits_in_a_broken_group_is_lost(tmp_path: Path) -> None:
+    with Run(tmp_path, 3, "--epochs", "100000", stuck_s=STUCK_S) as run:
+        run.wait_for_steps()
+        run.order(1, "wait")
+        until(lambda: not (run.out / "order-1").exists())
+        os.kill(run.worker(0), signal.SIGKILL)  # whom the last one hears from, so that it leaves
+        run.wait_for_losses(1)
+        lost = "worker 0 ended with -9, worker 1 waited in a group that others have left"
+        assert run.losses() == [{"devices": 1, "lost": lost, "kept": [2]}]

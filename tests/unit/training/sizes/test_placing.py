@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.training.sizes.model import BatchLimits, ElasticState
+from helios.training.sizes.model import BatchLimits, ElasticSnapshot, ElasticState, ElasticTraining, Placement
 from helios.training.sizes.placing import maximise_sum, place, possible_sizes
-from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining, Placement
 from tests.examples import examples
 
 LIMITS = BatchLimits(smallest=10, largest=640, smallest_local=10, largest_local=40)

@@ -10,10 +10,9 @@ import pytest
 
 from helios.training.sizes import rules
 from helios.training.sizes.goodput import SpeedModel
-from helios.training.sizes.model import Gradient, StepRun, StepTime
+from helios.training.sizes.model import ElasticSnapshot, ElasticTraining, Gradient, StepRun, StepTime
 from helios.training.sizes.placing import maximise_sum
 from helios.training.sizes.rules import RULES
-from helios.training.sizes.snapshot import ElasticSnapshot, ElasticTraining
 from tests.unit.training.sizes.test_placing import LIMITS, training
 
 NODES = (4, 4)
