@@ -21,12 +21,12 @@ from helios.model import JOBS, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import COUNTED, EMPTY, held_s
 from helios.report.advice import KEYS, describe_group, with_name_words
-from helios.report.job_use import Floats, gpu_hours, idle_sentences, with_use
+from helios.report.job_use import Floats, gpu_hours, idle_sentences, unused_sentence, with_use
 from helios.warehouse.use import UNNAMED
 
 READ = (
     *("job_id", "restart", "submitted_at", "user", "account", "partition", "name", "state"),
-    *("started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
+    *("started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus", "memory_mib"),
 )
 GROUPS: Mapping[str, tuple[str, int]] = {
     **{name: (name.capitalize(), 12) for name in ("user", "account", "partition", "week")},
@@ -128,6 +128,7 @@ def use_report(query: ReportQuery, *, by: str) -> UseReport:
         used = context.job_use(jobs)
         runs = with_use(jobs, used.runs)
         note = unknown_gpus_note(jobs)
+        unused = unused_sentence(runs, held[held > 0])
         with_gpus = runs[runs["gpus"] > 0].reset_index(drop=True)
         hours = _hours(with_gpus, used, held[(jobs["gpus"] > 0).to_numpy()])
         if by == "job":
@@ -146,7 +147,8 @@ def use_report(query: ReportQuery, *, by: str) -> UseReport:
                 notes=tuple(filter(None, [COUNTED, note])),
             )
         table = replace(table, empty=EMPTY, timezone=context.timezone)
-        return UseReport(table=context.with_coverage(table), sentences=(*idle_sentences(hours), *_holders(hours)))
+        sentences = (*idle_sentences(hours), *_holders(hours), *([unused] if unused else []))
+        return UseReport(table=context.with_coverage(table), sentences=sentences)
 
 
 def _hours(runs: pd.DataFrame, used: JobUse, held: Floats) -> pd.DataFrame:
