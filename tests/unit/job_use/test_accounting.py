@@ -51,8 +51,8 @@ def test_a_comment_of_jobstats_is_that_of_its_job(tmp_path: Path) -> None:
 
 
 def test_jobs_that_run_have_no_use_yet(tmp_path: Path) -> None:
-    running = job(1, MEASURED).replace("COMPLETED", "RUNNING")
-    assert read(tmp_path, running, job(2, MEASURED).replace(str(BEGIN + 100 + HOUR), "Unknown")).empty
+    open_ = [job(n, MEASURED).replace("COMPLETED", state) for n, state in enumerate(("RUNNING", "SUSPENDED"))]
+    assert read(tmp_path, *open_, job(2, MEASURED).replace(str(BEGIN + 100 + HOUR), "Unknown")).empty
 
 
 def test_a_summary_of_another_length_than_the_run_is_not_whole(tmp_path: Path) -> None:
@@ -61,7 +61,8 @@ def test_a_summary_of_another_length_than_the_run_is_not_whole(tmp_path: Path) -
 
 
 def test_a_comment_on_all_runs_of_a_job_is_of_the_last(tmp_path: Path) -> None:
-    found = read(tmp_path, job(1, MEASURED, start=100, end=100 + HOUR), job(1, MEASURED, start=9000, end=9000 + HOUR))
+    runs = [job(1, MEASURED, start=start, end=start + HOUR) for start in (100, 9000, 4500)]
+    found = read(tmp_path, *runs)
     assert found["started_at"].tolist() == [pd.Timestamp(BEGIN + 9000, unit="s", tz="UTC")]
 
 
@@ -99,9 +100,16 @@ def test_memory_is_that_of_steps_that_run_together(tmp_path: Path) -> None:
         step("1.0", "2G", tasks=2, start=100, end=200),
         step("1.1", str(3 * 2**30), start=200, end=300),
         *(job(2), step("2.batch", "")),
-        *(job("3"), step("3.0", "512K")),
+        *(job("3"), step("3.0", "512K", start=200, end=200)),
     ]
     assert peaks(tmp_path, *rows) == {"1": 5 * 1024.0, "3": 0.5}
+
+
+def test_the_peak_of_polls_stands_for_a_missing_maxrss(tmp_path: Path) -> None:
+    rows = [job(1), step("1.0", "cpu=00:00:01,mem=2G,pages=3"), step("1.1", "energy=0")]
+    (tmp_path / "use.txt").write_text(FIELDS.replace("MaxRSS", "TRESUsageInMax") + "".join(rows))
+    (found,) = read_sacct(tmp_path / "use.txt", counts=UseCounts())
+    assert found.jobs["memory_peak_mib"].tolist() == [2048.0]
 
 
 def test_a_task_with_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:

@@ -114,6 +114,16 @@ def test_hours_outside_the_window_do_not_count(query: ReportQuery) -> None:
     assert use_report(part, by="partition").table.rows["gpu_hours"].tolist() == [10.0]
 
 
+def test_a_long_run_is_in_each_week_that_it_was_in(query: ReportQuery, tmp_path: Path) -> None:
+    url, one = put_empty_database(tmp_path / "long.db"), job(1, run_time_s=240 * HOUR_S)
+    put(url, jobs_frame(one), pd.DataFrame([key(one) | KNOWN | {"utilization": 0.1}]), GPU_USE.empty())
+    rows = use_report(
+        replace(query, url=url, end="2026-03-10", now=datetime(2026, 4, 1, tzinfo=UTC)), by="week"
+    ).table.rows
+    assert rows["group"].tolist() == ["2026-03-02", "2026-03-09"]
+    assert rows["gpu_hours"].tolist() == rows["idle_hours"].tolist() == [2 * 7 * 24, 2 * 2 * 24]
+
+
 def test_each_job_has_its_efficiencies(query: ReportQuery) -> None:
     rows = use_report(query, by="job").table.rows.set_index("job_id")
     first, second, last = (rows.loc[name] for name in ("1", "2", "6"))

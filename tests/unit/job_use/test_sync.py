@@ -53,7 +53,7 @@ class Site:
         )
         path.write_text(USE + "".join(found))
 
-    def read(self, url: str, *sources: str, now: datetime = MIDNIGHT + 3 * DAY) -> SyncResult:
+    def read(self, url: str, *sources: str, now: datetime = MIDNIGHT + 3 * DAY, again: bool = False) -> SyncResult:
         accounting = AccountingSource(jobs=self.jobs, node_events=lambda *_: NODE_EVENTS.empty(), use=self.use)
         return sync_history(
             accounting,
@@ -64,6 +64,7 @@ class Site:
             window=DAY,
             overlap=timedelta(0),
             job_use=sources,
+            again=again,
         )
 
 
@@ -101,5 +102,8 @@ def test_a_reading_goes_on_where_it_was_interrupted(url: str) -> None:
     assert len(stored(url)) == 8
     site.answers = 100
     site.read(url, "jobstats")
-    assert site.asked == [MIDNIGHT, MIDNIGHT + DAY, MIDNIGHT + 2 * DAY]
+    days = [MIDNIGHT, MIDNIGHT + DAY, MIDNIGHT + 2 * DAY]
+    assert site.asked == days
     assert stored(url) == [(n, "jobstats") for n in range(12)]
+    site.read(url, "jobstats", again=True)
+    assert site.asked == [*days, *days]
