@@ -5,6 +5,7 @@ What is recorded of it comes from the warehouse or a file. The steps of its pred
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,6 +38,7 @@ from helios.model import (
     START_ESTIMATES,
     TIME,
     FrameKind,
+    JobState,
     columns_of_id,
 )
 from helios.ports import Progress, no_progress
@@ -44,6 +46,7 @@ from helios.report.alike import ALIKE_WITHIN, compare_alike
 from helios.report.alike import COLUMNS as ALIKE_COLUMNS
 from helios.report.job import JobExplanation, JobRuns
 from helios.report.job_life import NOT_ESTIMATED, NOT_MEASURED, NOT_RECORDED
+from helios.report.job_use import PREDICTED_USE
 from helios.report.prediction import PastJob, PredictionSteps
 from helios.units import as_count, count_in_words, duration_in_words, in_number
 from helios.warehouse import Warehouse
@@ -478,7 +481,12 @@ def with_job_use(warehouse: Warehouse, cluster: str, found: JobExplanation) -> J
         rows[(rows["job_id"] == found.job_id) & rows["submitted_at"].isin(submitted)].reset_index(drop=True)
         for rows in (use, gpu_use)
     )
-    return replace(found, use=use, gpu_use=gpu_use)
+    found = replace(found, use=use, gpu_use=gpu_use)
+    if found.state != JobState.RUNNING or not (text := warehouse.remembered(cluster, PREDICTED_USE)):
+        return found
+    predicted = json.loads(text).get(found.job_id)
+    is_of_job = predicted and pd.Timestamp(predicted["submitted_at"]) == submitted.max()
+    return replace(found, predicted_use=predicted) if is_of_job else found
 
 
 def with_estimates(warehouse: Warehouse, cluster: str, found: JobExplanation) -> JobExplanation:

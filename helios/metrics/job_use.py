@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOB_USE, UseQuality, UseSource
-from helios.units import HOUR_S
+from helios.units import HOUR_S, MINUTE_S
 
 RUN = ("submitted_at", "job_id", "restart")
 """Columns by which a run is known."""
@@ -23,6 +23,8 @@ IDLE_TIMEOUT_S = 2 * HOUR_S
 """Time without use after which an interactive session may well be ended, s."""
 COVERED = 0.9
 """Share of a run that a measurement must cover to stand for it."""
+EARLY_S, LOADING_S = 15 * MINUTE_S, 5 * MINUTE_S
+"""When a run is predicted a second time, s after its start, and how long it may load until then."""
 DISAGREE = 20.0
 """Points of utilization, %, from which whole measurements of one run contradict each other."""
 _TRUST = (UseQuality.OK, UseQuality.PARTIAL, UseQuality.SHORT, UseQuality.NONE, UseQuality.BROKEN)

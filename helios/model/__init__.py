@@ -22,7 +22,7 @@ from helios.model.job_sizes import (
     size_class,
     size_range,
 )
-from helios.model.job_use import GPU_USE, JOB_USE, LONGEST_GPU, BusyMeans, UseQuality, UseSource
+from helios.model.job_use import EARLY, GPU_USE, JOB_USE, LONGEST_GPU, BusyMeans, UseQuality, UseSource
 from helios.model.nodes import (
     NODE_STATES,
     RESERVATIONS,

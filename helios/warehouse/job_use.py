@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
 
-from helios.model import GPU_USE, JOB_USE, JOBS, UseSource
+from helios.model import EARLY, GPU_USE, JOB_USE, JOBS, UseSource
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
@@ -90,6 +90,7 @@ class JobUseStore:
         until: datetime | None = None,
         only: Mapping[str, Collection[str]] | None = None,
         by_gpu: bool = False,
+        early: bool = False,
     ) -> pd.DataFrame:
         """Return what runs submitted in [since, until) used.
 
@@ -99,6 +100,8 @@ class JobUseStore:
             Texts of category columns of the jobs, as in :meth:`JobStore.jobs`.
         by_gpu : bool
             Whether there is a row for each GPU.
+        early : bool
+            Only what they used in their first 15 minutes, which is left out otherwise.
 
         Returns
         -------
@@ -109,6 +112,7 @@ class JobUseStore:
         with reading(self._engine) as connection:
             query = select_columns(table, find_cluster_id(connection, cluster), kind.names)
             query = between(query, table.c.submitted_at, since, until)
+            query = query.where((table.c.source == EARLY) if early else (table.c.source != EARLY))
             chosen = {name: known_numbers(connection, texts) for name, texts in (only or {}).items() if texts}
             if chosen:
                 jobs = schema.jobs.c

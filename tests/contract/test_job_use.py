@@ -12,8 +12,9 @@ import pytest
 
 from helios.errors import FrameInvalid
 from helios.metrics.job_use import memory_class, one_row_a_run, utilization_class
-from helios.model import GPU_USE, JOB_USE
+from helios.model import EARLY, GPU_USE, JOB_USE
 from helios.model.job_use import UseSource
+from helios.report.job_use import sessions
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -54,6 +55,29 @@ def test_a_second_reading_of_a_source_replaces_the_first(warehouse: Warehouse) -
     assert stored.loc["jobstats", "utilization"] == 2.0
     assert np.isnan(stored.loc["jobstats", "cpu_s"])
     assert len(stored) == 2
+
+
+def test_use_of_the_first_minutes_stands_apart(warehouse: Warehouse) -> None:
+    warehouse.add_job_use("venus", use_frame(use(utilization=9.0), use(source=EARLY, utilization=1.0)), NO_GPUS)
+    assert [*warehouse.job_use("venus")["utilization"]] == [9.0]
+    assert [*warehouse.job_use("venus", early=True)["utilization"]] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "is_session"),
+    [
+        ("sys/dashboard/sys/jupyter", 0.0, 1.0),  # Open OnDemand's sessions are batch jobs
+        ("site/sys/dashboard/dev/desktop", np.nan, 1.0),
+        ("sys/myjobs/basic_python_serial", np.nan, np.nan),  # its job composer
+        ("interactive", np.nan, 1.0),
+        ("interactive", 0.0, 0.0),
+        ("bash", np.nan, np.nan),
+        (None, 1.0, 1.0),
+    ],
+)
+def test_names_tell_sessions_where_they_can(name: str | None, said: float, is_session: float) -> None:
+    found = sessions(pd.Series([said]), pd.Series([name], dtype="str"))
+    np.testing.assert_array_equal(found, [is_session])
 
 
 def test_use_is_chosen_by_time_and_by_what_the_job_is(warehouse: Warehouse) -> None:

@@ -20,6 +20,7 @@ from helios.metrics.job_use import (
     stands_for_run,
     use_of_runs,
 )
+from helios.report.job_use import sessions
 from helios.units import HOUR_S
 
 HALF, QUARTER = 1 / 2, 1 / 4
@@ -38,6 +39,7 @@ def use_of_history(history: StudyHistory, use: pd.DataFrame) -> pd.DataFrame:
         Columns of ``JOB_USE``.
     """
     measured = use_of_runs(one_row_a_run(use), history.jobs.assign(restart=history.restart))
+    measured["is_interactive"] = sessions(measured["is_interactive"], history.jobs["name"])
     gpus = history.size if history.resource == "gpus" else np.nan
     stands = stands_for_run(measured.assign(gpus=gpus, run_time_s=history.run_time_s))
     of_gpus = ["utilization", "utilization_max", "idle_share", "longest_idle_s", "gpu_memory_peak_mib"]

@@ -65,6 +65,28 @@ def test_a_comment_on_all_runs_of_a_job_is_of_the_last(tmp_path: Path) -> None:
     assert found["started_at"].tolist() == [pd.Timestamp(BEGIN + 9000, unit="s", tz="UTC")]
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "is_session"),
+    [
+        ("bash", ("batch",), 0.0),  # a batch job of that name
+        ("train", ("batch", "0"), 0.0),
+        ("interactive", ("interactive", "extern"), 1.0),
+        ("bash", ("0",), 1.0),  # srun --pty bash
+        ("train", ("0",), None),  # srun train
+        ("train", ("extern",), None),
+    ],
+)
+def test_steps_tell_shells_from_batch_jobs(
+    name: str, steps: tuple[str, ...], is_session: float | None, tmp_path: Path
+) -> None:
+    rows = [f"{job(1)[:-1]}|{name}", *(f"{step(f'1.{one}', '1G')[:-1]}|{one}" for one in steps)]
+    fields = f"{FIELDS[:-1]}|JobName\n"
+    (tmp_path / "use.txt").write_text(fields + "".join(f"{row}\n" for row in rows))
+    (found,) = read_sacct(tmp_path / "use.txt", counts=UseCounts())
+    (value,) = found.jobs["is_interactive"]
+    assert value == is_session if is_session is not None else pd.isna(value)
+
+
 def test_typed_slices_are_known_by_what_was_allocated(tmp_path: Path) -> None:
     slices = job(1, MEASURED, tres="gres/gpu:1g.10gb=1,gres/gpu=1")
     whole = job(2, comment(summary(of_node(gpu_utilization=None))))

@@ -51,9 +51,10 @@ def query(tmp_path: Path) -> ReportQuery:
     url = put_empty_database(tmp_path / "helios.db")
     jobs = [job(1), job(2, user="bob"), job(3, user="bob", state="FAILED"), job(4, user="carol"), job(5, user="carol")]
     jobs += [job(6, gpus=0, user="dan")]
+    jobs[0] |= {"name": "interactive"}  # what salloc is called
     memory = {"gpu_memory_peak_mib": 30_000.0, "gpu_memory_total_mib": 40_000.0}
     use = [
-        key(jobs[0]) | KNOWN | memory | {"utilization": 0.1, "cpu_s": 4 * HOUR_S, "is_interactive": 1.0},
+        key(jobs[0]) | KNOWN | memory | {"utilization": 0.1, "cpu_s": 4 * HOUR_S},
         key(jobs[1]) | KNOWN | {"utilization": 40.0, "is_interactive": 0.0, "longest_idle_s": HOUR_S},
         key(jobs[2]) | KNOWN | {"utilization": 0.0, "source": "prometheus", "busy_means": "an SM was active"},
         key(jobs[3]) | KNOWN | {"utilization": 0.0, "quality": "broken"},
@@ -76,7 +77,10 @@ def test_what_was_not_measured_comes_first(query: ReportQuery) -> None:
     assert "Shells and notebooks held 33 % of the measured GPU hours; of these 100 % were below 1 %." in sentences
     assert "67 % of these were measured by jobstats, where busy means that a kernel ran." in sentences
     assert "33 % of these were measured by Prometheus, where busy means that an SM was active." in sentences
-    assert sentences[-1] == "Most idle GPU hours: bob 30, alice 20."
+    assert sentences[-2:] == (
+        "Most idle GPU hours: bob 30, alice 20.",
+        "Of the memory hours asked for 50 % was not used at the jobs' peak, of the CPU hours 90 %.",
+    )
 
 
 def test_unmeasured_users_have_no_idle_hours_and_come_last(query: ReportQuery) -> None:

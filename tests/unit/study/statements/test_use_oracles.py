@@ -15,7 +15,8 @@ from helios.metrics.blocks import Finding
 from helios.model import JOB_USE
 from helios.study.statements.use import fits_a_part, held_and_unused, unused_requests, use_of_history
 from tests.examples import examples
-from tests.unit.study.random_worlds import STEP_S, Row, frame_row, history_of, rows
+from tests.unit.study.random_worlds import END, STEP_S, Row, frame_row, history_of, rows
+from tests.unit.study.worlds import a_history
 
 worlds = settings(max_examples=examples(15), deadline=None)
 TWO_HOURS = 8
@@ -185,3 +186,11 @@ def test_nothing_measured_is_not_known_and_not_zero() -> None:
     measured = use_of_history(history, unknown)
     assert np.isnan(measured["utilization"]).all()
     assert held_and_unused(history, measured).estimate.value is None
+
+
+def test_a_session_is_known_by_the_name_of_its_job() -> None:
+    row = Row(0, 0, 0, 8, "COMPLETED", 1)
+    history = a_history(frame_row(row) | {"name": "sys/dashboard/sys/jupyter"}, end=END * STEP_S)
+    found = measured_frame([Used(row, 0.0, *[None] * 5, 1.0, 0, "ok")])
+    finding = held_and_unused(history, use_of_history(history, found))
+    assert [*finding.parts["by_kind"]] == ["interactive"]

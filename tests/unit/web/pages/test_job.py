@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from helios.app.operations import Operations
 from helios.config import Settings
 from helios.errors import ClusterUnavailable
 from helios.model import GPU_USE, JOB_USE
+from helios.report.job_use import PREDICTED_USE
 from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
@@ -109,6 +111,27 @@ def test_a_job_has_what_each_of_its_gpus_did(fake_site: FakeSite) -> None:
     assert "What it used" in page and "80.0" in page
     assert [gpu["utilization"] for gpu in found["gpu_use"]] == [0.0, 80.0]
     assert found["use"][0]["cpu_s"] is None
+
+
+def test_a_running_job_has_what_it_will_likely_use(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="alice")
+    fake_site.cluster.start(job, node_list="n1")
+    submitted_at = fake_site.cluster.now.isoformat()
+    fake_site.cluster.tick(timedelta(hours=1))
+    numbers = {"first_utilization": 0.3, "first_memory_mib": 512.0, "utilization": 12.0, "idle_chance": 0.6}
+    kept = numbers | {"utilization_before": 44.0, "memory_mib": 2048.0, "busy_means": "an SM was active"}
+    with fake_site.warehouse() as warehouse:
+        values = {job: kept | {"submitted_at": submitted_at}, "77": kept}
+        warehouse.remember("dev", PREDICTED_USE, json.dumps(values), at=fake_site.cluster.now)
+    with client(fake_site) as web:
+        page = web.get(f"/jobs/{job}", headers=HTML).text
+        found = web.get(f"/jobs/{job}", headers=JSON).json()["predicted_use"]
+    assert (
+        "After 15 minutes: GPUs 0.3 % busy in minutes 5 to 15; GPU memory at most 0.5 GiB, by Prometheus, where busy "
+        "means that an SM was active. So it will likely use 12 % in all (the mean of runs that began so; 60 % of them "
+        "stayed idle), and at most 2.0 GiB of GPU memory, as 95 of 100 such runs. At its submission 44 % was expected."
+    ) in page
+    assert found["utilization"] == 12.0
 
 
 def test_a_job_that_nothing_knows_is_said_to_be_in_no_history(fake_site: FakeSite) -> None:
