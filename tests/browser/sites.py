@@ -26,7 +26,8 @@ from helios.app.operations import Operations
 from helios.app.sync import JOBS
 from helios.app.sync import NODE_EVENTS as EVENTS
 from helios.job_use.idle_gpus import IDLE_GPUS, HeldGpus, IdleGpu
-from helios.model import NODE_EVENTS, NODE_TALLIES, NODES, PREDICTIONS, Mode
+from helios.model import NODE_EVENTS, NODE_TALLIES, NODES, PREDICTIONS, RESERVATIONS, Mode
+from helios.model.slurm_site import QosRules
 from helios.model.trial_runs import CurvePoint, TrialRun
 from helios.slurm.site import read_site
 from helios.study.study import load_study, store_study, study
@@ -66,6 +67,20 @@ NodeName=n[1-8] CPUs=64 RealMemory=512000 Gres=gpu:8
 PartitionName=gpu Nodes=n[1-6] Default=YES MaxTime=2-00:00:00
 PartitionName=short Nodes=n[7-8] MaxTime=2-00:00:00
 """
+
+
+QOS = (QosRules(name="normal", max_gpus_per_user=32), QosRules(name="high", priority=1_000, max_jobs_per_user=4))
+UPGRADE = {
+    "name": "upgrade",
+    "state": "INACTIVE",
+    "begins_at": pd.Timestamp(NOON) + pd.Timedelta(days=2),
+    "ends_at": pd.Timestamp(NOON) + pd.Timedelta(days=2, hours=8),
+    "nodes": 8.0,
+    "node_list": "n[1-8]",
+    "users": "root",
+    "flags": "MAINT,SPEC_NODES",
+}
+"""A reservation of the live cluster."""
 
 
 class ServedSite:
@@ -205,7 +220,12 @@ class _LiveFakes(FakeSite):
         self.requeued, self.waiting = "20000", dict[str, list[str]]()
 
     def live_cluster(self) -> LiveCluster:
-        return replace(super().live_cluster(), nodes=lambda: self.nodes, rules=lambda: read_site(SLURM_CONF))
+        return replace(
+            super().live_cluster(),
+            nodes=lambda: self.nodes,
+            rules=lambda: replace(read_site(SLURM_CONF), qos=QOS),
+            reservations=lambda: RESERVATIONS.conform(pd.DataFrame([UPGRADE])),
+        )
 
     def fill(self) -> None:
         """Load the history, and fill the queue."""
