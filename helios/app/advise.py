@@ -190,7 +190,7 @@ def advise_on(
             since=since,
             until=until,
             resource="gpus",
-            keep=("name", "user", "account", "partition"),
+            keep=("user", "account", "partition"),
         )
         everything = np.ones(len(history.size), dtype=bool)
         amounts = repeated_amounts(history, find_trials(history), everything, GAINS)

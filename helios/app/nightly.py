@@ -35,6 +35,7 @@ from helios.private_files import file_name, make_folder, restrict_access, write_
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
 from helios.report.energy import energy_levels
+from helios.report.job_use import JUDGED_USE
 from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
@@ -49,8 +50,8 @@ READ_AGAIN = timedelta(days=3)
 """Longest delay of a job's end in Slurm's database, for instance while the database or a node was down."""
 STUDY = "helios.study.nightly"
 """Module of the study's sections, in a wing; it is imported when a night is reported."""
-JOB_USE = "helios.job_use.fetch"
-"""Module that asks Prometheus what jobs used, in a wing."""
+JOB_USE, USE_PREDICTIONS = "helios.job_use.fetch", "helios.job_use.predicted"
+"""Modules that ask Prometheus what jobs used, and that judge predictions of it, in a wing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,10 @@ class NightlyReport:
     removed : int
         Older reports of this cluster that were removed.
     levels : dict of float
-        Statements of the study of the last seven days, and energy of the last ``ENERGY_DAYS``, by name.
+        Statements of the study of the last seven days, energy of the last ``ENERGY_DAYS``, and errors of the day's
+        predictions of use, by name.
+    use : tuple of str
+        Sentences on predictions of use.
     """
 
     subject: str
@@ -77,6 +81,7 @@ class NightlyReport:
     mail: Path
     removed: int
     levels: Mapping[str, float] = field(default_factory=dict)
+    use: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +182,8 @@ def nightly_pages(settings: Settings, cluster: str | None, day: str, folder: Pat
         changes = import_module(STUDY).weekly_changes(
             context.warehouse, context.cluster, timezone=context.timezone, end=end
         )
-        night = _night(context, begin, end, settings, changes.sentences)
+        judged = import_module(USE_PREDICTIONS).judge(context.warehouse, context.cluster, begin, end)
+        night = _night(context, begin, end, settings, changes=changes.sentences, use=judged.sentences)
         digest = nightly_digest(night)
     stem = f"{file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
     html, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
@@ -197,7 +203,12 @@ def nightly_pages(settings: Settings, cluster: str | None, day: str, folder: Pat
         page=html,
         mail=mail,
         removed=removed,
-        levels={**changes.levels, **(energy_levels(night.energy.days) if night.energy else {})},
+        levels={
+            **changes.levels,
+            **(energy_levels(night.energy.days) if night.energy else {}),
+            **judged.levels,
+        },
+        use=judged.sentences,
     )
 
 
@@ -230,6 +241,7 @@ def run_nightly(
         reports.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
         with Warehouse.open(url) as warehouse:
             warehouse.remember(cluster, NIGHTLY_LEVELS, json.dumps(dict(reports[0].levels)), at=now)
+            warehouse.remember(cluster, JUDGED_USE, json.dumps(reports[0].use), at=now)
         return f"report {reports[0].page}"
 
     snapshots: list[Snapshot] = []
@@ -250,10 +262,10 @@ def run_nightly(
         lambda: _learn(url, cluster, settings, now, progress),
         lambda: _check_order(cluster, settings, snapshots, now=now, progress=progress),
         lambda: _check_starts(url, cluster, rules, now=now),
+        lambda: str(import_module(JOB_USE).fetch_by_night(settings, cluster, now=now)),
         report,
         lambda: str(import_module(STUDY).store_latest(settings, cluster, now=now)),
         lambda: _notify(settings, cluster, reports[0] if reports else None, now=now),
-        lambda: str(import_module(JOB_USE).fetch_by_night(settings, cluster, now=now)),
         lambda: mail_advice(settings, cluster, now=now),
         lambda: delete_old_rows(url, cluster, settings.retention, now=now),
     )
@@ -285,7 +297,13 @@ def delete_old_rows(url: str, cluster: str, retention: Retention, *, now: dateti
 
 
 def _night(
-    context: ReportContext, begin: datetime, end: datetime, settings: Settings, changes: tuple[str, ...]
+    context: ReportContext,
+    begin: datetime,
+    end: datetime,
+    settings: Settings,
+    *,
+    changes: tuple[str, ...],
+    use: tuple[str, ...],
 ) -> ReportedNight:
     warehouse, cluster = context.warehouse, context.cluster
     try:
@@ -315,6 +333,7 @@ def _night(
         energy=energy,
         order=_order_sentences(order_checks(warehouse, cluster), end),
         changes=changes,
+        use=use,
     )
 
 

@@ -147,7 +147,8 @@ def sync(
 
     It reads limited periods one after the other. After an interruption, the next run goes on. The daemon does the same
     every few minutes. The first reading begins at setting history.start, else 30 days ago. Times are UTC, and another
-    live cluster than --cluster is refused.
+    live cluster than --cluster is refused. Of what jobs used, it reads the sources in history.job_use; Prometheus is
+    asked by helios nightly and helios trace use.
 
     With --again, stored jobs are overwritten by what the accounting says, and the columns that changed are listed with
     an example each. It mends what an older Helios read wrongly. It may be repeated.

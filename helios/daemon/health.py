@@ -93,6 +93,32 @@ HELD_LEVELS: Mapping[str, tuple[str, str, float]] = {
     "held_gpus_without_process": ("helios_held_gpus_without_process", "Of these, GPUs without a process", 1),
 }
 """Gauges of the GPUs that are held now, likewise."""
+USE_LEVELS: Mapping[str, tuple[str, str, float]] = {
+    "use_error_at_submission": (
+        "helios_use_error_at_submission_ratio",
+        "Error of predicted utilization, median by GPU hours",
+        0.01,
+    ),
+    "use_error_of_mean_at_submission": (
+        "helios_use_error_of_mean_ratio",
+        "The same, of the mean of earlier runs",
+        0.01,
+    ),
+    "use_error_after_15_min": ("helios_use_error_after_start_ratio", "The same, 15 minutes after the start", 0.01),
+    "use_idle_auc_at_submission": ("helios_use_idle_auc_at_submission", "How well idle runs were foreseen, AUC", 1),
+    "use_idle_auc_after_15_min": ("helios_use_idle_auc_after_start", "The same, 15 minutes after the start", 1),
+    "use_memory_covered_runs_at_submission": (
+        "helios_use_memory_covered_runs_ratio",
+        "Share of runs within their predicted GPU memory",
+        1,
+    ),
+    "use_memory_covered_hours_at_submission": (
+        "helios_use_memory_covered_gpu_time_ratio",
+        "Share of GPU time within the predicted GPU memory",
+        1,
+    ),
+}
+"""Gauges of the predictions of use that the nightly report judged, likewise."""
 
 OPENMETRICS = "application/openmetrics-text"
 CACHED_S = 1.0
@@ -350,6 +376,7 @@ class Metrics:
                 ("seven days, from the nightly report", LEVELS),
                 ("fourteen days, from the nightly report", ENERGY_LEVELS),
                 ("30 minutes, from Prometheus", HELD_LEVELS),
+                ("day, from the nightly report", USE_LEVELS),
             )
             for level, (name, what, factor) in levels.items()
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,9 +29,10 @@ SOURCES = (UseSource.JOBSTATS.value, UseSource.ACCOUNTING.value)
 ROWS_AT_ONCE = 200_000
 _FIELDS = (
     *("jobidraw", "jobid", "submit", "submittime", "start", "starttime", "end", "endtime", "state", "alloctres"),
-    *("ntasks", "maxrss", "tresusageinmax", "admincomment"),
+    *("ntasks", "maxrss", "tresusageinmax", "admincomment", "jobname"),
 )
 _UNFINISHED = r"^(PENDING|RUNNING|SUSPENDED|COMPLETING|CONFIGURING)"
+_SHELL = r"^(ba|z|tc|c|k|da)?sh$|^fish$"
 _SIZE = r"^(?P<number>\d{1,18}(?:\.\d+)?)(?P<unit>[KMGTP]?)$"
 _MIB = 2**20
 _LONGER, _LONGER_S = 1.1, 60.0
@@ -113,6 +115,7 @@ class _Block:
         is_over = ~np.asarray(unfinished) & ~(np.isnat(times["ended_at"]) & has_end)
         self._over = np.flatnonzero(is_over & np.asarray(ids.is_valid()))
         self._comments = _texts(jobs, "admincomment")
+        self._names = _texts(jobs, "jobname")
         self._tres = tres_lists(_texts(jobs, "alloctres"))
         self._run_s = (times["ended_at"] - times["started_at"]) / np.timedelta64(1, "s")
         self._key = pd.DataFrame({"job_id": pd.Series(ids, dtype="str"), **times})
@@ -154,41 +157,65 @@ class _Block:
         return UseRecords(jobs=self._named(found, UseSource.JOBSTATS, jobs), gpus=summaries.gpus)
 
     def _memory(self) -> pd.DataFrame:
-        peaks = self._peaks()
+        peaks, of_a_task = self._peaks()
         found = self._over[peaks[self._over] > 0]  # 0 is no memory, but a step that no poll met
-        peak, limit = peaks[found] / _MIB, self._tres.floats("memory_mib")[found]
+        limit = self._tres.floats("memory_mib")[found]
+        # Not all tasks had their most at once where their sum is more than the job could have.
+        peak = np.maximum(np.fmin(peaks[found] / _MIB, limit), of_a_task[found] / _MIB)
         quality = np.where(peak > limit, UseQuality.BROKEN.value, UseQuality.OK.value)
         values = {"memory_peak_mib": peak, "memory_limit_mib": limit, "quality": quality}
+        values["is_interactive"] = self._sessions()[found]
         return self._named(found, UseSource.ACCOUNTING, pd.DataFrame(values))
 
-    def _peaks(self) -> NDArray[np.int64]:
-        """Return the peak of polls of each job, bytes.
+    def _peaks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the peak of polls of each job, and of one of its tasks, bytes.
 
-        It is as if all tasks of the steps that ran at the same time had their most at once, so at least what the job
-        had.
+        That of a job is as if all tasks of the steps that ran at the same time had their most at once, so at least what
+        the job had.
         """
-        steps = self._table.take(pa.array(self._steps))
-        ids = pc.list_element(pc.split_pattern(_texts(steps, "jobidraw", "jobid"), ".", max_splits=1), 0)
-        is_own = self._owners >= 0  # a file may begin in the middle of a job
-        is_own[is_own] &= np.asarray(ids)[is_own] == self._key["job_id"].to_numpy()[self._owners[is_own]]
+        steps, is_own, _ = self._own_steps()
         tasks = np.nan_to_num(numbers(_texts(steps, "ntasks"))[0], nan=1.0)
-        bytes_ = np.minimum(_sizes(_most_memory(steps)) * tasks, 1e15).astype(np.int64)
+        sizes = np.minimum(_sizes(_most_memory(steps)), 1e15)
+        bytes_ = np.minimum(sizes * tasks, 1e15).astype(np.int64)
         begins, ends = (
             self._times(steps, *fields).astype("datetime64[us]")
             for fields in (("start", "starttime"), ("end", "endtime"))
         )
         begin = np.where(np.isnat(begins), _FIRST, begins.astype(np.int64))[is_own]
         end = np.where(np.isnat(ends), _LAST, ends.astype(np.int64))[is_own]
+        peaks, largest = np.zeros((2, len(self._key)), dtype=np.int64)
+        np.maximum.at(largest, self._owners[is_own], sizes[is_own].astype(np.int64))
         owners, bytes_ = np.tile(self._owners[is_own], 2), bytes_[is_own]
         change = np.concatenate([bytes_, -bytes_])
         at = np.concatenate([begin, np.maximum(end, begin + 1)])
         order = np.lexsort((change, at, owners))
         owners, held = owners[order], np.cumsum(change[order])
         firsts = np.flatnonzero(np.diff(owners, prepend=-1))
-        peaks = np.zeros(len(self._key), dtype=np.int64)
         if len(firsts):
             peaks[owners[firsts]] = np.maximum.reduceat(held, firsts)
-        return peaks
+        return peaks, largest
+
+    def _own_steps(self) -> tuple[pa.Table, NDArray[np.bool_], NDArray[Any]]:
+        """Return the steps, which of them are of the job before them, and their names."""
+        steps = self._table.take(pa.array(self._steps))
+        parts = pc.split_pattern(_texts(steps, "jobidraw", "jobid"), ".", max_splits=1)
+        ids, names = (np.asarray(pc.list_element(parts, place)) for place in (0, 1))
+        is_own = self._owners >= 0  # a file may begin in the middle of a job
+        is_own[is_own] &= ids[is_own] == self._key["job_id"].to_numpy()[self._owners[is_own]]
+        return steps, is_own, names
+
+    def _sessions(self) -> NDArray[np.float64]:
+        """Return 1 for shells and 0 for batch jobs, NaN for unknown.
+
+        sbatch alone makes a batch step. An interactive step is that of salloc without a command. Where there is
+        neither, salloc or srun ran a command, which names the job: a shell's name then tells a shell.
+        """
+        _, is_own, names = self._own_steps()
+        shell = np.asarray(pc.fill_null(pc.match_substring_regex(self._names, _SHELL), False))
+        found = np.where(shell, 1.0, np.nan)
+        for name, value in (("batch", 0.0), ("interactive", 1.0)):
+            found[self._owners[is_own & (names == name)]] = value
+        return found
 
     def _is_mig(self, rows: NDArray[np.int64], otherwise: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return 1 for slices and 0 for typed GPUs, by AllocTRES."""

@@ -33,7 +33,8 @@ def use(
     From sacct, AdminComment is read where jobstats wrote it, and the memory of the steps. It needs JobIDRaw; with Start
     each run of a requeued job and ids used again are told apart. For all of it: sacct --allusers --duplicates
     --noconvert --parsable --delimiter="$(cat /proc/sys/kernel/random/uuid)" --format=JobIDRaw,Submit,Start,End,State,
-    AllocTRES,NTasks,MaxRSS,AdminComment. Of a dump, jobstats' table job_summary is read.
+    AllocTRES,NTasks,MaxRSS,JobName,AdminComment. Steps and names tell shells from batch jobs. Of a dump, jobstats'
+    table job_summary is read.
 
     A map is as for helios trace load. Its columns are job_id, submitted_at and started_at (as far as known), node and
     gpu where a row is of a GPU, and utilization, utilization_p95, utilization_max, idle_share, longest_idle_s,

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import pandas as pd
@@ -16,7 +16,8 @@ from helios.errors import UsageError
 from helios.job_use.dialects import select
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import Gpu, JobRun, UseReader
-from helios.model import GPU_USE, JOB_USE
+from helios.metrics.job_use import EARLY_S
+from helios.model import EARLY, GPU_USE, JOB_USE
 from helios.model.frames import seconds_of
 from helios.model.job_use import BusyMeans, UseQuality, UseSource
 from helios.model.nodes import expand_valid
@@ -109,13 +110,33 @@ def fetch(
             runs = runs_of(jobs)
             reader.read(runs)
             use, gpus = frames(runs, reader)
-            warehouse.add_job_use(cluster, use, gpus)
+            early = early_use(runs, reader)
+            warehouse.add_job_use(cluster, JOB_USE.conform(pd.concat([use, early])), gpus)
             counts.update(use["quality"].astype("str"))
             # Runs with the same submission may be left.
             before = jobs["submitted_at"].iloc[-1].to_pydatetime() + timedelta(microseconds=1)
             progress("jobs", min(1.0, (now - before) / (now - since)))
     name = reader.dialect.name if reader.dialect else ""
     return FetchResult(dialect=name, runs=dict(counts), queries=client.queries, since=since)
+
+
+def early_use(runs: Sequence[JobRun], reader: UseReader) -> pd.DataFrame:
+    """Ask for what runs used until ``EARLY_S`` after their start.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``JOB_USE``, with the source ``EARLY``. Shorter runs are left out.
+    """
+    early = [
+        replace(run, end_s=run.begin_s + EARLY_S, found={}, host={}, counts_sm=False)
+        for run in runs
+        if not run.end_s < run.begin_s + EARLY_S  # one that still runs has no end
+    ]
+    if not early:
+        return JOB_USE.empty()
+    reader.read_early(early)
+    return JOB_USE.conform(frames(early, reader)[0].assign(source=EARLY))
 
 
 def open_client(settings: Settings) -> Prometheus:

@@ -27,7 +27,7 @@ from helios.job_use.dialects import (
     select,
 )
 from helios.job_use.prometheus import Prometheus, PrometheusRefused, PrometheusSeries, TooMuchAsked
-from helios.metrics.job_use import COVERED, IDLE
+from helios.metrics.job_use import COVERED, IDLE, LOADING_S
 from helios.units import HOUR_S, MINUTE_S
 
 MOST_POINTS = 11_000
@@ -165,14 +165,31 @@ class UseReader:
 
     def read(self, runs: Sequence[JobRun]) -> None:
         """Ask for what runs used, and keep it in them."""
-        asked = [
-            run for run in runs if run.job_id.isascii() and run.job_id.isdecimal() and run.span_s >= 2 * self.step_s
-        ]
+        asked = self._asked(runs)
         with_gpus = [run for run in asked if run.gpus != 0]
         if self.dialect is not None and with_gpus:
             self._read_gpus(self.dialect, with_gpus)
         if self._host is not None:
             self._read_host(self._host, asked)
+
+    def read_early(self, runs: Sequence[JobRun]) -> None:
+        """Ask for the use of runs, whose spans are their first minutes.
+
+        Of utilization it is the mean without ``LOADING_S``.
+        """
+        dialect, asked = self.dialect, [run for run in self._asked(runs) if run.gpus != 0]
+        if dialect is None:
+            return
+        for metric in dialect.utilization:
+            self._read_statistics(dialect, metric, asked, {"covered_s": _COVERED}, scale=1.0)
+            found = [run for run in asked if run.found]
+            self._read_statistics(dialect, metric, found, {"utilization": _MEAN}, without_s=LOADING_S)
+        self._read_memory(dialect, asked)
+
+    def _asked(self, runs: Sequence[JobRun]) -> list[JobRun]:
+        return [
+            run for run in runs if run.job_id.isascii() and run.job_id.isdecimal() and run.span_s >= 2 * self.step_s
+        ]
 
     def _read_gpus(self, dialect: GpuExporter, runs: Sequence[JobRun]) -> None:
         for metric in dialect.utilization:
@@ -183,19 +200,27 @@ class UseReader:
             self._read_statistics(dialect, metric, found, _UTILIZATION)
             self._read_statistics(dialect, metric, found, idle, scale=1.0)
             self._read_statistics(dialect, metric, later, {"utilization_later": _MEAN}, without_s=HOUR_S)
+        found = self._read_memory(dialect, runs)
+        self._read_statistics(dialect, dialect.power, found, {"power_w": _MEAN})
+        for run in found:
+            if any(gpu.values.get("idle_share") for gpu in run.found.values()):
+                self._read_longest_idle(dialect, run)
+
+    def _read_memory(self, dialect: GpuExporter, runs: Sequence[JobRun]) -> list[JobRun]:
+        """Ask for memory and for other jobs on the GPUs.
+
+        Returns the runs that were found.
+        """
         self._read_statistics(dialect, dialect.memory, runs, {"gpu_memory_peak_mib": _MOST})
         found = [run for run in runs if run.found]
         self._read_statistics(dialect, dialect.memory_total, found, {"gpu_memory_total_mib": _MOST})
-        self._read_statistics(dialect, dialect.power, found, {"power_w": _MEAN})
         if dialect.shows_sm:
             selector = partial(self._selector, dialect, Metric(name=dialect.shows_sm))
             for _, run in self._ask(found, _expression(_MOST, selector)):
                 run.counts_sm = True
         if dialect.job_label:
             self._read_shared(dialect, found)
-        for run in found:
-            if any(gpu.values.get("idle_share") for gpu in run.found.values()):
-                self._read_longest_idle(dialect, run)
+        return found
 
     def _read_statistics(
         self,

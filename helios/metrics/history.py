@@ -58,7 +58,7 @@ COLUMNS = (
 )
 """Columns of ``JOBS`` that a study reads."""
 _GPU_TYPE = re.compile(r"gres/gpu:([^=:,]+)")
-KEPT_COLUMNS = ("job_id", "array_job_id", "submitted_at", "node_list", "tres_requested")
+KEPT_COLUMNS = ("job_id", "array_job_id", "submitted_at", "name", "node_list", "tres_requested")
 
 Seconds = NDArray[np.int64]
 Floats = NDArray[np.float64]

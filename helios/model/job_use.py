@@ -22,6 +22,10 @@ class UseSource(StrEnum):
     ACCOUNTING = "sacct"
 
 
+EARLY = "first 15 minutes"
+"""Source of rows that say what runs used until then, by Prometheus. They stand apart from those of whole runs."""
+
+
 class BusyMeans(StrEnum):
     """What utilization counts as busy."""
 
@@ -48,7 +52,7 @@ _KEY = (
     ("submitted_at", TIME, "Submission of the job; never missing"),
     ("job_id", "str", "The site's id of the job"),
     ("restart", "int32", "Number of the run in its job"),
-    ("source", "category", "A UseSource"),
+    ("source", "category", "A UseSource, or EARLY"),
 )
 _BUSY = (
     ("utilization", "float64", "Share of the time that a GPU was busy, mean, %"),

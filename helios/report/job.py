@@ -23,8 +23,8 @@ from helios.model import GPU_USE, JOB_USE, JobState, Snapshot
 from helios.model.frames import plain
 from helios.report.admin.usage import held_s, is_in, running_at
 from helios.report.alike import AlikeJobs
-from helios.report.job_life import JobEvent, decision_words, job_events
-from helios.report.job_use import use_lines
+from helios.report.job_life import JobEvent, decision_words, estimate_lines, job_events
+from helios.report.job_use import predicted_line, use_lines
 from helios.report.prediction import PredictionSteps
 from helios.report.tables import plain_table
 from helios.units import HOUR_S, count_in_words, duration, duration_in_words
@@ -210,10 +210,14 @@ class JobExplanation:
         All runs of the job.
     predictions : DataFrame
         Predictions of its run time as they were made, oldest first: ``PREDICTIONS`` and ``made_at``.
+    estimates : DataFrame
+        Estimates of its start as they were made, oldest first: ``START_ESTIMATES``, ``started_at``, ``ended_at``.
     alike : AlikeJobs, optional
         Where it lies among alike jobs. None where its user is not known.
     use, gpu_use : DataFrame
         What its runs used, columns of ``JOB_USE`` and ``GPU_USE``.
+    predicted_use : dict, optional
+        What it will likely use, as its first 15 minutes tell. None where it does not run, or these are not known.
     replay : ReplayedWait, optional
         What held it in a replay of the history.
     steps : PredictionSteps, optional
@@ -252,9 +256,11 @@ class JobExplanation:
     held_by: tuple[str, ...] = ()
     runs: JobRuns | None = None
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    estimates: pd.DataFrame = field(default_factory=pd.DataFrame)
     alike: AlikeJobs | None = None
     use: pd.DataFrame = field(default_factory=JOB_USE.empty)
     gpu_use: pd.DataFrame = field(default_factory=GPU_USE.empty)
+    predicted_use: Mapping[str, Any] | None = None
     replay: ReplayedWait | None = None
     steps: PredictionSteps | None = None
 
@@ -274,7 +280,7 @@ class JobExplanation:
     def events(self) -> list[JobEvent]:
         """Return the events of its life, oldest first."""
         runs = pd.DataFrame() if self.runs is None else self.runs.runs
-        return job_events(runs, self.predictions, self.decisions)
+        return job_events(runs, self.predictions, self.decisions, self.estimates)
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
@@ -286,6 +292,7 @@ class JobExplanation:
         replay = self.replay.lines() if self.replay else ()
         alike = self.alike.lines() if self.alike else ()
         more = (
+            *estimate_lines(self.estimates),
             *self.held_by,
             *replay,
             *alike,
@@ -300,7 +307,8 @@ class JobExplanation:
     def use_lines(self) -> list[str]:
         """Return what it used as sentences, with who measured it."""
         runs = pd.DataFrame({"number": [], "run_time_s": []}) if self.runs is None else self.runs.runs
-        return [*use_lines(self.use, self.gpu_use, runs, cpus=self.cpus)]
+        predicted = [predicted_line(self.predicted_use)] if self.predicted_use else []
+        return [*use_lines(self.use, self.gpu_use, runs, cpus=self.cpus), *predicted]
 
     def parts(self) -> list[RenderableType]:
         """Return the sentences for a terminal, with the tables below the first."""

@@ -6,17 +6,26 @@ Every sentence names who measured, and what busy means there.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.job_use import IDLE, RUN, one_row_a_run
+from helios.metrics.job_use import (
+    EARLY_S,
+    IDLE,
+    LOADING_S,
+    RUN,
+    contradict,
+    one_row_a_run,
+    stands_for_run,
+)
 from helios.metrics.occupancy import FAILURES
 from helios.metrics.statistics import ratio_interval
 from helios.model import JOB_USE, UseQuality, UseSource
-from helios.units import HOUR_S, count_in_words, duration_in_words, percent
+from helios.units import HOUR_S, MINUTE_S, count_in_words, duration_in_words, percent
 
 SOURCES = {
     UseSource.PROMETHEUS: "Prometheus",
@@ -30,9 +39,34 @@ QUALITIES = {
     UseQuality.NONE: "there was nothing of it",
     UseQuality.BROKEN: "the record is cut or contradicts itself, and does not count",
 }
+PREDICTED_USE = "predicted use"
+"""Name under which the warehouse keeps what running jobs will likely use."""
+JUDGED_USE = "judged use"
+"""Name under which it keeps how far off the predictions of the last day were."""
+CONTRADICTED = "another source contradicts it, and neither counts"
+SESSION_NAMES = r"(?:^|/)sys/dashboard/"
+"""Names that Open OnDemand gives its sessions, which are batch jobs for Slurm. Those of its job composer differ."""
+SALLOC_NAME = "interactive"
+"""Name of an allocation by salloc without a command."""
 OF_GPU = [*RUN, "source"]
 """Columns by which GPUs belong to a row of ``JOB_USE``."""
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseJudgement:
+    """How far off predictions of use were on a day.
+
+    Attributes
+    ----------
+    sentences : tuple of str
+    levels : dict of float
+        Errors of utilization, points; AUC of idle runs and coverage of bounds of memory, 0 to 1; by name. What too few
+        runs tell is left out.
+    """
+
+    sentences: tuple[str, ...] = ()
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 def with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> pd.DataFrame:
@@ -41,7 +75,7 @@ def with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     jobs : DataFrame
-        Any columns of ``JOBS`` with ``RUN``.
+        Any columns of ``JOBS`` with ``RUN`` and ``name``.
     use : DataFrame
         Columns of ``JOB_USE``; rows of other jobs may be among them.
 
@@ -53,7 +87,23 @@ def with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in JOB_USE.names if name not in RUN]
     known = one_row_a_run(use).astype({"source": "object", "busy_means": "object", "quality": "object"})
     joined = jobs.merge(known[[*RUN, *columns]], on=[*RUN], how="left", validate="many_to_one")
-    return joined.assign(is_measured=joined["utilization"].notna() & (joined["quality"] == UseQuality.OK))
+    stands = stands_for_run(joined)
+    memory = {name: joined[name].where(stands) for name in ("gpu_memory_peak_mib", "gpu_memory_total_mib")}
+    is_interactive = sessions(joined["is_interactive"], joined["name"])
+    is_measured = stands & joined["utilization"].notna()
+    return joined.assign(is_measured=is_measured, is_interactive=is_interactive, **memory)
+
+
+def sessions(is_interactive: pd.Series[float], names: pd.Series[str]) -> Floats:
+    """Return which runs are shells or notebooks, also by their names.
+
+    A session of Open OnDemand is one, whatever a source says. Where none says anything, what salloc names is. Another
+    name tells nothing: a batch job may be called bash.
+    """
+    text = names.astype("str").reset_index(drop=True)
+    said = is_interactive.to_numpy(dtype=np.float64)
+    said = np.where(np.isnan(said) & (text == SALLOC_NAME).to_numpy(dtype=bool, na_value=False), 1.0, said)
+    return np.where(text.str.contains(SESSION_NAMES, na=False).to_numpy(dtype=bool), 1.0, said)
 
 
 def each_gpu(runs: pd.DataFrame, gpus: pd.DataFrame) -> pd.DataFrame:
@@ -156,6 +206,52 @@ def source_words(source: object, busy_means: object) -> str:
     return f"{SOURCES[UseSource(str(source))]}, where {means}"
 
 
+def predicted_line(predicted: Mapping[str, Any]) -> str:
+    """Return what a running job will likely use, as its first minutes tell.
+
+    ``predicted`` is the job's entry in ``PREDICTED_USE``; what is not known in it is None.
+    """
+    begin, end = (f"{seconds / MINUTE_S:.0f}" for seconds in (LOADING_S, EARLY_S))
+    busy, held = predicted["first_utilization"], predicted["first_memory_mib"]
+    after, before, bound = (predicted[name] for name in ("utilization", "utilization_before", "memory_mib"))
+    facts = [f"GPUs {busy:.3g} % busy in minutes {begin} to {end}"]
+    facts += [] if held is None else [f"GPU memory at most {held / 1024:.1f} GiB"]
+    likely = f"{after:.3g} % in all"
+    if busy < IDLE:
+        likely += f" (the mean of runs that began so; {percent(predicted['idle_chance'])} of them stayed idle)"
+    likely += "" if bound is None else f", and at most {bound / 1024:.1f} GiB of GPU memory, as 95 of 100 such runs"
+    earlier = "" if before is None else f" At its submission {before:.3g} % was expected."
+    by = source_words(UseSource.PROMETHEUS, predicted["busy_means"])
+    return f"After {end} minutes: {'; '.join(facts)}, by {by}. So it will likely use {likely}.{earlier}"
+
+
+def unused_sentence(runs: pd.DataFrame, held_s: Floats) -> str:
+    """Return the share of requested memory and CPU hours not used.
+
+    Of memory the peak counts, as if it was held all the time. It is empty where nothing was measured.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Result of :func:`with_use`, with ``memory_mib``, ``cpus`` and ``run_time_s``.
+    held_s : float64 array of shape (n_runs,)
+        How long each run held them in the window, s.
+    """
+    run_time_s = runs["run_time_s"].where(runs["run_time_s"] > 0)
+    shares = []
+    for asked, used in (
+        (runs["memory_limit_mib"].fillna(runs["memory_mib"]), runs["memory_peak_mib"]),
+        (runs["cpus"], runs["cpu_s"] / run_time_s),
+    ):
+        known = (asked.notna() & used.notna() & (asked > 0)).to_numpy()
+        hours = (asked * held_s)[known]
+        left = hours - (np.minimum(used, asked) * held_s)[known]
+        shares.append(percent(left.sum() / hours.sum()) if hours.sum() > 0 else "an unknown share")
+    if shares[0] == shares[1] == "an unknown share":
+        return ""
+    return f"Of the memory hours asked for {shares[0]} was not used at the jobs' peak, of the CPU hours {shares[1]}."
+
+
 def use_lines(use: pd.DataFrame, gpus: pd.DataFrame, runs: pd.DataFrame, *, cpus: float) -> Iterator[str]:
     """Yield what one job used as sentences, one for each run and source.
 
@@ -170,9 +266,10 @@ def use_lines(use: pd.DataFrame, gpus: pd.DataFrame, runs: pd.DataFrame, *, cpus
     """
     run_s = dict(zip(runs["number"], runs["run_time_s"], strict=True)) if len(runs) else {}
     trust = use["source"].astype("object").map({source: place for place, source in enumerate(UseSource)})
-    for row in use.assign(trust=trust).sort_values(["restart", "trust"]).to_dict("records"):
+    rows = use.assign(trust=trust, is_contradicted=contradict(use)).sort_values(["restart", "trust"])
+    for row in rows.to_dict("records"):
         which = f"Run {row['restart']}, measured" if len(run_s) > 1 else "Measured"
-        quality = QUALITIES.get(row["quality"], "")
+        quality = CONTRADICTED if row["is_contradicted"] else QUALITIES.get(row["quality"], "")
         if row["quality"] in {UseQuality.NONE, UseQuality.BROKEN}:
             yield f"{which} by {SOURCES[row['source']]}: {quality}."
             continue

@@ -48,7 +48,7 @@ SACCT_FIELDS = (
 )
 """Fields that ``helios.ingest.sacct`` reads."""
 _HEADER = SACCT_FIELDS.partition(",")[0].encode()
-USE_FIELDS = "JobIDRaw,Submit,Start,End,State,AllocTRES,NTasks,MaxRSS,AdminComment"
+USE_FIELDS = "JobIDRaw,Submit,Start,End,State,AllocTRES,NTasks,MaxRSS,JobName,AdminComment"
 """Fields of jobs and their steps that say what was used."""
 _WORD_BYTES = 12
 """Random bytes of a delimiter. Nobody can put it into a job's name, because it is drawn after the job was named."""

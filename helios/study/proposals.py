@@ -75,6 +75,11 @@ COMMANDS: Mapping[Question, _Command] = {
         shows="what two and four jobs on a GPU would have saved, beside an idle time-out",
         needs=("memory_measured",),
     ),
+    Question.UNUSED_REQUESTS: _Command(
+        words="{load}helios report use --by job {cluster} {window} {partitions}",
+        shows="these shares, and of each job how much of its memory and CPUs it used",
+        needs=("share_of_cpu_hours",),
+    ),
 }
 """What to type next, by finding."""
 

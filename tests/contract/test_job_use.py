@@ -12,8 +12,9 @@ import pytest
 
 from helios.errors import FrameInvalid
 from helios.metrics.job_use import memory_class, one_row_a_run, utilization_class
-from helios.model import GPU_USE, JOB_USE
+from helios.model import EARLY, GPU_USE, JOB_USE
 from helios.model.job_use import UseSource
+from helios.report.job_use import sessions
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -44,7 +45,7 @@ def test_use_is_read_back_as_it_was_stored(warehouse: Warehouse) -> None:
     gpus = GPU_USE.conform(pd.DataFrame(rows).drop(columns="quality"))
     warehouse.add_job_use("venus", jobs, gpus)
     pd.testing.assert_frame_equal(warehouse.job_use("venus"), jobs)
-    pd.testing.assert_frame_equal(warehouse.gpu_use("venus"), gpus)
+    pd.testing.assert_frame_equal(warehouse.job_use("venus", by_gpu=True), gpus)
 
 
 def test_a_second_reading_of_a_source_replaces_the_first(warehouse: Warehouse) -> None:
@@ -54,6 +55,29 @@ def test_a_second_reading_of_a_source_replaces_the_first(warehouse: Warehouse) -
     assert stored.loc["jobstats", "utilization"] == 2.0
     assert np.isnan(stored.loc["jobstats", "cpu_s"])
     assert len(stored) == 2
+
+
+def test_use_of_the_first_minutes_stands_apart(warehouse: Warehouse) -> None:
+    warehouse.add_job_use("venus", use_frame(use(utilization=9.0), use(source=EARLY, utilization=1.0)), NO_GPUS)
+    assert [*warehouse.job_use("venus")["utilization"]] == [9.0]
+    assert [*warehouse.job_use("venus", early=True)["utilization"]] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "is_session"),
+    [
+        ("sys/dashboard/sys/jupyter", 0.0, 1.0),  # Open OnDemand's sessions are batch jobs
+        ("site/sys/dashboard/dev/desktop", np.nan, 1.0),
+        ("sys/myjobs/basic_python_serial", np.nan, np.nan),  # its job composer
+        ("interactive", np.nan, 1.0),
+        ("interactive", 0.0, 0.0),
+        ("bash", np.nan, np.nan),
+        (None, 1.0, 1.0),
+    ],
+)
+def test_names_tell_sessions_where_they_can(name: str | None, said: float, is_session: float) -> None:
+    found = sessions(pd.Series([said]), pd.Series([name], dtype="str"))
+    np.testing.assert_array_equal(found, [is_session])
 
 
 def test_use_is_chosen_by_time_and_by_what_the_job_is(warehouse: Warehouse) -> None:
@@ -110,15 +134,17 @@ def test_a_run_has_what_its_most_trusted_source_knows() -> None:
         use_frame(
             use(source="sacct", memory_peak_mib=7.0, memory_limit_mib=9.0),
             use(source="jobstats", utilization=40.0, samples=3.0, memory_peak_mib=5.0),
-            use(source="prometheus", utilization=50.0, covered_s=60.0, quality="partial"),
+            use(source="prometheus", utilization=50.0, covered_s=60.0),
             use("2", source="prometheus", utilization=90.0, quality="broken"),
             use("2", source="jobstats", utilization=20.0),
             use("3", source="jobstats", quality="none"),
+            use("4", source="prometheus", utilization=90.0, quality="partial"),
+            use("4", source="jobstats", utilization=30.0),
         )
     ).set_index("job_id")
-    assert [*found["source"]] == ["prometheus", "jobstats", "jobstats"]
-    assert [*found["quality"]] == ["partial", "ok", "none"]
-    assert [*found["utilization"]] == pytest.approx([50.0, 20.0, np.nan], nan_ok=True)
+    assert [*found["source"]] == ["prometheus", "jobstats", "jobstats", "jobstats"]
+    assert [*found["quality"]] == ["ok", "ok", "none", "ok"]
+    assert [*found["utilization"]] == pytest.approx([50.0, 20.0, np.nan, 30.0], nan_ok=True)
     first = found.loc["1"]
     assert np.isnan(first["samples"])  # those of jobstats are not of this utilization
     assert (first["memory_peak_mib"], first["covered_s"]) == (5.0, 60.0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from helios.study.proposals import COMMANDS
+from helios.units import percent
 from tests.story.shell import Answer, Helios, shell
 from tests.traces import TRACES, needs_traces
 
@@ -118,9 +119,15 @@ def freed(told: Told) -> bool:
     return bool(timeout["of_all"]["value"] == pytest.approx(told.statement["parts"]["freed_by_timeout"], rel=NEARLY))
 
 
+def unused(told: Told) -> bool:
+    """The shares of the memory and CPU hours that were asked for and not used."""
+    memory, cpus = told.statement["value"], told.statement["parts"]["share_of_cpu_hours"]
+    return f"{percent(memory)} was not used at the jobs' peak, of the CPU hours {percent(cpus)}." in str(told.json)
+
+
 FOLLOWS: dict[int, Callable[[Told], bool]] = {
     **{1: one_pool, 3: orders, 4: asleep, 7: failed_hours, 10: acts},
-    **{11: top_users, 12: orders, 13: orders, 14: ranks, 16: repeated, 21: freed, 22: freed},
+    **{11: top_users, 12: orders, 13: orders, 14: ranks, 16: repeated, 21: freed, 22: freed, 23: unused},
 }
 """By statement, whether the answer has the number of the statement or the one that follows from it."""
 AS_TEXT = {16}

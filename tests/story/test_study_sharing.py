@@ -11,8 +11,10 @@ from helios.model import GPU_USE, Batch
 from helios.warehouse import Warehouse
 from tests.builders import rejects_frame
 from tests.story.shell import Helios, shell
-from tests.story.test_study_commands import Told, answer_to, freed
+from tests.story.test_study_commands import Told, answer_to, freed, unused
 from tests.unit.study.test_sharing import site
+
+ASKED = {"memory_peak_mib": 2_000.0, "memory_limit_mib": 8_000.0, "cpu_s": 1_234.0}
 
 
 def site_with_use(folder: Path, **measured: float) -> Helios:
@@ -37,15 +39,18 @@ def test_sharing_is_shown_beside_an_idle_timeout_and_trials(tmp_path: Path) -> N
 
 
 def test_statements_on_use_propose_a_command_with_their_number(tmp_path: Path) -> None:
-    helios = site_with_use(tmp_path, is_interactive=1.0, longest_idle_s=3 * 3600.0, utilization=0.0)
+    helios = site_with_use(tmp_path, is_interactive=1.0, longest_idle_s=3 * 3600.0, utilization=0.0, **ASKED)
     study = helios("study", "--from", "2020-03-06", "--json").json
-    held, half = study["statements"][20:22]
+    held, half, requests = study["statements"][20:23]
     assert held["value"] == pytest.approx(2 / 3, abs=0.01)
     assert held["parts"]["by_kind"]["interactive"] == {"of_hours": pytest.approx(2 / 3, abs=0.01), "unused": 1.0}
     assert "jobstats (busy: a kernel ran)" in held["sentence"]
     for statement in (held, half):
         assert statement["command"].startswith("helios study sharing")
         assert freed(Told(study, statement, answer_to(statement["command"], helios, as_json=True)))
+
+    assert requests["command"].startswith("helios report use")
+    assert unused(Told(study, requests, answer_to(requests["command"], helios, as_json=True)))
 
 
 def test_sharing_is_refused_without_memory(tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ class Night:
         Sentences of the last check of the queue order. Empty where there was none.
     changes : tuple of str
         Statements of the study that changed in the last seven days beyond chance.
+    use : tuple of str
+        How far off predictions of use were.
     """
 
     cluster: str
@@ -119,6 +121,7 @@ class Night:
     energy: NightEnergy | None = None
     order: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    use: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -205,6 +208,7 @@ def nightly_digest(night: Night) -> Digest:
                 ),
             ],
         ),
+        *([PageSection(title="How far off predictions of use were", sentences=night.use)] if night.use else []),
         PageSection(
             title="What the shadow would have changed",
             sentences=night.shadow.sentences,

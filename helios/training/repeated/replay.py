@@ -132,7 +132,7 @@ def find_repeated(
         since=since,
         until=until,
         resource="gpus",
-        keep=("row", "name", "user", "account", "partition"),
+        keep=("row", "user", "account", "partition"),
     )
     if not history.size.any():
         return _empty_report(by, title, packing, NO_JOBS)

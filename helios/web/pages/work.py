@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -12,9 +13,13 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.energy.ledger import energy_report
+from helios.app.start_estimates import start_accuracy
 from helios.errors import NotEnoughHistory, UsageError
+from helios.model.frames import plain
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
 from helios.report.html import PageSection
+from helios.report.job_use import JUDGED_USE
+from helios.warehouse import Warehouse
 from helios.web.chart import Chart, Line
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.report_page import CHOICE, WINDOW, report_page
@@ -46,7 +51,18 @@ def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Pa
     shown = tuple(name for name in found.shown if name != "By")  # it is the same in all rows
     found = replace(found, notes=(*found.notes, note), shown=shown)
     page = report_page("Accuracy of predictions", found, form_fields=(*WINDOW, "by"))
-    return _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
+    page = _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        user = None if reader.is_admin else reader.user
+        starts = start_accuracy(warehouse, site.name(), now=site.clock(), user=user)
+        judged = warehouse.remembered(site.name(), JUDGED_USE) if reader.is_admin else None
+    sections = [*page.sections, Section(title="Estimated starts", sentences=[starts.sentence()])]
+    values = {**page.values, "starts": plain(starts)}
+    if judged:
+        sentences = json.loads(judged)
+        sections.append(Section(title="Predictions of use, in the last nightly report", sentences=sentences))
+        values["use"] = sentences
+    return replace(page, sections=sections, values=values)
 
 
 def prediction_charts(days: pd.DataFrame, timezone: str) -> list[Chart]:

@@ -102,6 +102,14 @@ def test_levels_of_the_last_study_are_exported_and_unknown_ones_are_nan() -> Non
     assert shown("helios_gpu_time_failed_ratio") == 0.2
 
 
+def test_errors_of_predicted_use_are_exported() -> None:
+    shown = Shown()
+    shown.metrics.record_levels({"use_error_at_submission": 7.0, "use_memory_covered_runs_at_submission": 0.94})
+    assert shown("helios_use_error_at_submission_ratio") == pytest.approx(0.07)
+    assert shown("helios_use_memory_covered_runs_ratio") == 0.94
+    assert math.isnan(shown("helios_use_idle_auc_after_start") or 0)
+
+
 def test_gpus_that_are_held_idle_are_exported_and_unknown_ones_are_nan() -> None:
     shown = Shown()
     shown.metrics.record_levels({"held_gpus_measured": 4, "held_gpus_idle": 2})

@@ -65,6 +65,28 @@ def test_a_comment_on_all_runs_of_a_job_is_of_the_last(tmp_path: Path) -> None:
     assert found["started_at"].tolist() == [pd.Timestamp(BEGIN + 9000, unit="s", tz="UTC")]
 
 
+@pytest.mark.parametrize(
+    ("name", "steps", "is_session"),
+    [
+        ("bash", ("batch",), 0.0),  # a batch job of that name
+        ("train", ("batch", "0"), 0.0),
+        ("interactive", ("interactive", "extern"), 1.0),
+        ("bash", ("0",), 1.0),  # srun --pty bash
+        ("train", ("0",), None),  # srun train
+        ("train", ("extern",), None),
+    ],
+)
+def test_steps_tell_shells_from_batch_jobs(
+    name: str, steps: tuple[str, ...], is_session: float | None, tmp_path: Path
+) -> None:
+    rows = [f"{job(1)[:-1]}|{name}", *(f"{step(f'1.{one}', '1G')[:-1]}|{one}" for one in steps)]
+    fields = f"{FIELDS[:-1]}|JobName\n"
+    (tmp_path / "use.txt").write_text(fields + "".join(f"{row}\n" for row in rows))
+    (found,) = read_sacct(tmp_path / "use.txt", counts=UseCounts())
+    (value,) = found.jobs["is_interactive"]
+    assert value == is_session if is_session is not None else pd.isna(value)
+
+
 def test_typed_slices_are_known_by_what_was_allocated(tmp_path: Path) -> None:
     slices = job(1, MEASURED, tres="gres/gpu:1g.10gb=1,gres/gpu=1")
     whole = job(2, comment(summary(of_node(gpu_utilization=None))))
@@ -82,9 +104,12 @@ def test_memory_is_that_of_steps_that_run_together(tmp_path: Path) -> None:
     assert peaks(tmp_path, *rows) == {"1": 5 * 1024.0, "3": 0.5}
 
 
-def test_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:
-    found = read(tmp_path, job(1), step("1.0", "17G"))
-    assert found[["memory_peak_mib", "memory_limit_mib", "quality"]].values.tolist() == [[17408.0, 16384.0, "broken"]]
+def test_a_task_with_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:
+    found = read(tmp_path, job(1), step("1.0", "17G"), job(2), step("2.0", "5G", tasks=4))
+    assert found[["memory_peak_mib", "memory_limit_mib", "quality"]].values.tolist() == [
+        [17408.0, 16384.0, "broken"],
+        [16384.0, 16384.0, "ok"],  # one of four tasks had 5 GiB, and together they cannot have had 20
+    ]
 
 
 def test_steps_belong_to_the_job_before_them(tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from helios.app.energy.ledger import energy_ledger
 from helios.config import Energy
-from helios.model import NODES, PREDICTIONS
+from helios.model import GPU_USE, JOB_USE, NODES, PREDICTIONS
 from helios.web.pages.work import energy_charts, prediction_charts
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite
+from tests.unit.app.test_nightly import a_night
 from tests.unit.web.test_pages import HTML, JSON, client
 
 
@@ -36,9 +38,31 @@ def test_predicted_and_true_run_times_stand_by_the_day(tmp_path: Path) -> None:
     with client(fake_site) as web:
         found = web.get("/predictions", headers=JSON).json()["charts"]["run_times"]
         assert "charts" not in web.get("/predictions?by=size", headers=JSON).json()
+        assert "How good estimates of starts were is unknown" in web.get("/predictions", headers=HTML).text
     lines = {line["name"]: line["values"] for line in found["lines"]}
     assert lines["Predicted"] == [150.0, None, 150.0, 150.0]  # nobody submitted on the second day
     assert lines["True"] == [100.0, None, 300.0, 50.0]
+
+
+def test_predictions_of_use_are_judged_each_night(tmp_path: Path) -> None:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    with fake_site.warehouse() as warehouse:
+        jobs = warehouse.jobs("dev")
+        use = jobs[["submitted_at", "job_id", "restart"]].assign(source="jobstats", quality="ok")
+        use["utilization"] = np.where(jobs["user"] == "alice", 0.0, 70.0)
+        warehouse.add_job_use("dev", JOB_USE.conform(use), GPU_USE.empty())
+    night = a_night(fake_site).report
+    assert night is not None
+    assert night.levels["use_idle_auc_at_submission"] > 0.8
+    assert night.levels["use_error_at_submission"] < 15
+    sentence = "Use predicted after 15 minutes: too few runs to judge, 0 of 20."
+    assert "How far off predictions of use were" in night.page.read_text()
+    with client(fake_site, user_header="X-Remote-User", admins=frozenset({"root"})) as web:
+        page = web.get("/predictions", headers={**HTML, "X-Remote-User": "root"}).text
+        told = web.get("/predictions", headers={**JSON, "X-Remote-User": "root"}).json()
+        of_user = web.get("/predictions", headers={**JSON, "X-Remote-User": "bob"}).json()
+    assert sentence in page and sentence in told["use"] and "use" not in of_user
 
 
 @pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin", "America/Sao_Paulo"])

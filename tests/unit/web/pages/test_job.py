@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 
 import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 
+from helios.app import start_forecast
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
 from helios.config import Settings
 from helios.errors import ClusterUnavailable
 from helios.model import GPU_USE, JOB_USE
+from helios.report.job_use import PREDICTED_USE
 from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite
+from tests.unit.app.test_start_estimates import RuledSite
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, TOKEN, client
 
 MOST_BYTES = 200_000
@@ -107,6 +113,27 @@ def test_a_job_has_what_each_of_its_gpus_did(fake_site: FakeSite) -> None:
     assert found["use"][0]["cpu_s"] is None
 
 
+def test_a_running_job_has_what_it_will_likely_use(fake_site: FakeSite) -> None:
+    job = fake_site.cluster.submit(user="alice")
+    fake_site.cluster.start(job, node_list="n1")
+    submitted_at = fake_site.cluster.now.isoformat()
+    fake_site.cluster.tick(timedelta(hours=1))
+    numbers = {"first_utilization": 0.3, "first_memory_mib": 512.0, "utilization": 12.0, "idle_chance": 0.6}
+    kept = numbers | {"utilization_before": 44.0, "memory_mib": 2048.0, "busy_means": "an SM was active"}
+    with fake_site.warehouse() as warehouse:
+        values = {job: kept | {"submitted_at": submitted_at}, "77": kept}
+        warehouse.remember("dev", PREDICTED_USE, json.dumps(values), at=fake_site.cluster.now)
+    with client(fake_site) as web:
+        page = web.get(f"/jobs/{job}", headers=HTML).text
+        found = web.get(f"/jobs/{job}", headers=JSON).json()["predicted_use"]
+    assert (
+        "After 15 minutes: GPUs 0.3 % busy in minutes 5 to 15; GPU memory at most 0.5 GiB, by Prometheus, where busy "
+        "means that an SM was active. So it will likely use 12 % in all (the mean of runs that began so; 60 % of them "
+        "stayed idle), and at most 2.0 GiB of GPU memory, as 95 of 100 such runs. At its submission 44 % was expected."
+    ) in page
+    assert found["utilization"] == 12.0
+
+
 def test_a_job_that_nothing_knows_is_said_to_be_in_no_history(fake_site: FakeSite) -> None:
     with without_slurm(fake_site) as web:
         found = web.get("/jobs/404", headers=JSON)
@@ -143,3 +170,39 @@ def test_a_job_with_thousands_of_decisions_has_a_small_page(fake_site: FakeSite)
         assert "earlier events in JSON" in page.text
         assert len(web.get(f"/jobs/{job}?format=csv", headers=HTML).text.splitlines()) > 3_000
         assert len(web.get(f"/jobs/{job}?page=2", headers=JSON).json()["decisions"]) == 50
+
+
+def test_a_job_has_its_start_as_it_was_estimated(tmp_path: Path) -> None:
+    fake_site = RuledSite(tmp_path)
+    fake_site.learn()
+    job = fake_site.cluster.submit(user="alice")
+    with client(fake_site) as web:
+        assert web.get(f"/jobs/{job}", headers=JSON).json()["estimates"] == []
+        (made,) = web.get(f"/jobs/{job}", headers=JSON).json()["estimates"]
+        page = web.get(f"/jobs/{job}", headers=HTML).text
+    assert made["started_at"] is None and made["p50_at"] is not None
+    assert "Its start was estimated between" in page
+
+
+def test_nobody_waits_for_the_simulation_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_site = RuledSite(tmp_path)
+    fake_site.learn()
+    job = fake_site.cluster.submit(user="alice")
+    began, may_end = Event(), Event()
+    whole = start_forecast.forecast_start
+
+    def slow(*given: object, **named: object) -> object:
+        began.set()
+        assert may_end.wait(60)
+        return whole(*given, **named)  # type: ignore[arg-type]  # as given
+
+    monkeypatch.setattr(start_forecast, "forecast_start", slow)
+    with client(fake_site) as web, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(web.get, f"/jobs/{job}", headers=JSON)
+        assert began.wait(60)
+        try:
+            assert web.get("/jobs/alice3", headers=JSON).status_code == 200
+            assert web.get("/queue", headers=JSON).json()["pending"] == 1
+        finally:
+            may_end.set()
+        assert asked.result(60).json()["start"]["problem"] == ""
