@@ -24,14 +24,14 @@ WINDOWS = {
     "kth": ("KTH-SP2-1996-2.1-cln.swf.gz", "1997-08-20", "1997-08-29"),
     "graham": ("sacct_graham_may-jun2021.txt.gz", "2021-05-22", "2021-05-29"),
     "cedar": ("sacct_cedar_may-jun2021.txt.gz", "2021-05-22", "2021-05-29"),
-    "phillips": ("sacct_raw_phillips_dec2016.txt.gz", "2016-12-30", "2017-01-02"),
+    "phillips": ("sacct_raw_phillips_dec2016.txt.gz", "2016-12-31", "2017-01-02"),
     "venus": ("helios_venus_users_may-jun2020.csv.gz", "2020-06-08", "2020-06-17"),
     "philly": ("philly_vc_aug-oct2017.csv.gz", "2017-10-20", "2017-10-27"),
     "sdsc": ("SDSC-BLUE-2000-4.2-cln.swf.gz", "2002-12-10", "2002-12-17"),
 }
 """Trace, begin and end of what is studied: a part so short that replays take seconds."""
 USUAL = {("phillips", False), ("venus", True)}
-"""Trace, and whether it is loaded, of a usual run: 45 CPU s."""
+"""Trace, and whether it is loaded, of a usual run: 25 CPU s."""
 TELLS_NOTHING = "philly"
 """A trace without users, starts and states."""
 

@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    done = run(installed, folder, "helios", "try", "--days", "3")
+    done = run(installed, folder, "helios", "try", "--days", "2")
     assert done.returncode == 0, done.stderr
     return done
 
@@ -137,7 +137,7 @@ def test_the_site_s_own_warehouse_is_not_touched(trial: subprocess.CompletedProc
 
 def test_the_same_seed_gives_the_same_answer(trial: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     """The other run is a fork, with another hash seed."""
-    assert shell(tmp_path)("try", "--days", 3, "--out", tmp_path / "again").out == trial.stdout
+    assert shell(tmp_path)("try", "--days", 2, "--out", tmp_path / "again").out == trial.stdout
 
 
 def test_an_installed_helios_brings_units_hook_and_programs(installed: Path, tmp_path: Path) -> None:
