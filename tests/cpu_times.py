@@ -1,4 +1,4 @@
-"""CPU seconds of the tests by folder, printed beside the slowest tests where ``--durations`` asks for these.
+"""CPU seconds of the tests by folder and file, printed beside the slowest tests where ``--durations`` asks for these.
 
 The times of pytest-xdist's workers come with their reports. Counted are a worker and all processes that it started,
 but for daemons that no longer belong to it, as those of Slurm.
@@ -16,6 +16,8 @@ import pytest
 DEEPEST = 3
 """Parts of a folder's name that have a row of their own: ``tests/unit/app``."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FILES = 40
+"""Files that are printed: the dearest."""
 BEGAN_AT = pytest.StashKey[float]()
 """CPU seconds when a test began."""
 
@@ -42,14 +44,19 @@ class Sums:
 
     def __init__(self) -> None:
         self.of_folders: Counter[str] = Counter()
+        self.of_files: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        parts = PurePosixPath(report.nodeid.partition("::")[0]).parent.parts
-        self.of_folders["/".join(parts[:DEEPEST])] += getattr(report, "cpu_s", 0.0)
+        file, used_s = PurePosixPath(report.nodeid.partition("::")[0]), getattr(report, "cpu_s", 0.0)
+        self.of_folders["/".join(file.parent.parts[:DEEPEST])] += used_s
+        self.of_files[str(file)] += used_s
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         if config.option.durations is None:
             return
+        terminalreporter.section(f"CPU seconds of the {FILES} dearest files")
+        for file, used_s in self.of_files.most_common(FILES):
+            terminalreporter.write_line(f"{used_s:8.1f}s  {file}")
         terminalreporter.section("CPU seconds by folder")
         for folder, used_s in self.of_folders.most_common():
             terminalreporter.write_line(f"{used_s:8.1f}s  {folder}")

@@ -14,13 +14,14 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import pytest
 
 from tests.waiting import until
 
 STEP_S = 30
+TIMEOUT_S = 60
 Answer = tuple[int, dict[str, str], bytes | Iterable[bytes]]
 """Status, headers, and a body or its parts."""
 
@@ -49,15 +50,22 @@ class Samples:
 
 
 class RealPrometheus:
-    """The program itself, which scrapes some targets each second."""
+    """The program itself, which scrapes some targets and evaluates some rules each second."""
 
-    def __init__(self, folder: Path, *, samples: Samples, targets: Iterable[int] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, samples: Samples | None = None, targets: Iterable[int] = (), rules: Path | None = None
+    ) -> None:
         if shutil.which("prometheus") is None or shutil.which("promtool") is None:
             pytest.skip("prometheus (Debian: prometheus) is not installed")
-        samples.store(folder)
+        if samples is not None:
+            samples.store(folder)
         scraped = [f"127.0.0.1:{port}" for port in targets]
-        jobs = [{"job_name": "exporter", "scrape_interval": "1s", "static_configs": [{"targets": scraped}]}]
-        (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": jobs}))
+        configuration = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [] if rules is None else [str(rules)],
+            "scrape_configs": [{"job_name": "exporter", "static_configs": [{"targets": scraped}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(configuration))
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
@@ -80,6 +88,21 @@ class RealPrometheus:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+    def values(self, query: str) -> list[tuple[dict[str, str], float]]:
+        """Return the labels and the value of each series that a query finds."""
+        answer = self._get(f"query?query={quote(query)}")
+        return [(row["metric"], float(row["value"][1])) for row in answer["result"]]
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the alert rules with how the last evaluation went."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def _get(self, what: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{what}", timeout=TIMEOUT_S) as answer:
+            body = json.load(answer)
+        assert body["status"] == "success", body
+        return body["data"]
 
     def _is_ready(self) -> bool:
         try:

@@ -457,8 +457,8 @@ def with_job_use(warehouse: Warehouse, cluster: str, found: JobExplanation) -> J
     submitted = found.runs.runs["submitted_at"]
     since, until = submitted.min().to_pydatetime(), submitted.max().to_pydatetime() + timedelta(seconds=1)
     use, gpu_use = (
-        read_or_empty(partial(read, cluster, since=since, until=until), kind)
-        for read, kind in ((warehouse.job_use, JOB_USE), (warehouse.gpu_use, GPU_USE))
+        read_or_empty(partial(warehouse.job_use, cluster, since=since, until=until, by_gpu=by_gpu), kind)
+        for by_gpu, kind in ((False, JOB_USE), (True, GPU_USE))
     )
     use, gpu_use = (
         rows[(rows["job_id"] == found.job_id) & rows["submitted_at"].isin(submitted)].reset_index(drop=True)

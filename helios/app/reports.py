@@ -279,8 +279,10 @@ class ReportContext:
             return JobUse()
         first, last = (moment.to_pydatetime() for moment in jobs["submitted_at"].agg(["min", "max"]))
         until = last + timedelta(seconds=1)
-        read = self.warehouse.job_use, self.warehouse.gpu_use
-        runs, gpus = (one(self.cluster, since=first, until=until, only=self.query.only) for one in read)
+        runs, gpus = (
+            self.warehouse.job_use(self.cluster, since=first, until=until, only=self.query.only, by_gpu=by_gpu)
+            for by_gpu in (False, True)
+        )
         return JobUse(runs=runs, gpus=gpus)
 
     def has_whole_day(self) -> bool:

@@ -157,39 +157,43 @@ class _Block:
         return UseRecords(jobs=self._named(found, UseSource.JOBSTATS, jobs), gpus=summaries.gpus)
 
     def _memory(self) -> pd.DataFrame:
-        peaks = self._peaks()
+        peaks, of_a_task = self._peaks()
         found = self._over[peaks[self._over] > 0]  # 0 is no memory, but a step that no poll met
-        peak, limit = peaks[found] / _MIB, self._tres.floats("memory_mib")[found]
+        limit = self._tres.floats("memory_mib")[found]
+        # Not all tasks had their most at once where their sum is more than the job could have.
+        peak = np.maximum(np.fmin(peaks[found] / _MIB, limit), of_a_task[found] / _MIB)
         quality = np.where(peak > limit, UseQuality.BROKEN.value, UseQuality.OK.value)
         values = {"memory_peak_mib": peak, "memory_limit_mib": limit, "quality": quality}
         values["is_interactive"] = self._sessions()[found]
         return self._named(found, UseSource.ACCOUNTING, pd.DataFrame(values))
 
-    def _peaks(self) -> NDArray[np.int64]:
-        """Return the peak of polls of each job, bytes.
+    def _peaks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the peak of polls of each job, and of one of its tasks, bytes.
 
-        It is as if all tasks of the steps that ran at the same time had their most at once, so at least what the job
-        had.
+        That of a job is as if all tasks of the steps that ran at the same time had their most at once, so at least what
+        the job had.
         """
         steps, is_own, _ = self._own_steps()
         tasks = np.nan_to_num(numbers(_texts(steps, "ntasks"))[0], nan=1.0)
-        bytes_ = np.minimum(_sizes(_most_memory(steps)) * tasks, 1e15).astype(np.int64)
+        sizes = np.minimum(_sizes(_most_memory(steps)), 1e15)
+        bytes_ = np.minimum(sizes * tasks, 1e15).astype(np.int64)
         begins, ends = (
             self._times(steps, *fields).astype("datetime64[us]")
             for fields in (("start", "starttime"), ("end", "endtime"))
         )
         begin = np.where(np.isnat(begins), _FIRST, begins.astype(np.int64))[is_own]
         end = np.where(np.isnat(ends), _LAST, ends.astype(np.int64))[is_own]
+        peaks, largest = np.zeros((2, len(self._key)), dtype=np.int64)
+        np.maximum.at(largest, self._owners[is_own], sizes[is_own].astype(np.int64))
         owners, bytes_ = np.tile(self._owners[is_own], 2), bytes_[is_own]
         change = np.concatenate([bytes_, -bytes_])
         at = np.concatenate([begin, np.maximum(end, begin + 1)])
         order = np.lexsort((change, at, owners))
         owners, held = owners[order], np.cumsum(change[order])
         firsts = np.flatnonzero(np.diff(owners, prepend=-1))
-        peaks = np.zeros(len(self._key), dtype=np.int64)
         if len(firsts):
             peaks[owners[firsts]] = np.maximum.reduceat(held, firsts)
-        return peaks
+        return peaks, largest
 
     def _own_steps(self) -> tuple[pa.Table, NDArray[np.bool_], NDArray[Any]]:
         """Return the steps, which of them are of the job before them, and their names."""

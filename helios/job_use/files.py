@@ -149,7 +149,6 @@ def _read_mapped(path: Path, columns: str, timezone: str | None, counts: UseCoun
         for name, found in rows.times.items():
             frame[name] = pd.Series(found).dt.tz_localize("UTC")
         kept = rows.kept & np.asarray(rows.texts["job_id"].is_valid())
-        is_broken = np.zeros(len(frame), dtype=np.bool_)
         for name, texts in rows.texts.items():
             if name in _WORDS:
                 words = pd.Series(texts, dtype="object")
@@ -161,9 +160,8 @@ def _read_mapped(path: Path, columns: str, timezone: str | None, counts: UseCoun
                 values, bad = numbers(texts)
                 frame[name] = values * _units(name)[chosen.sources[name].unit]
                 kept &= ~bad
-        is_broken = _contradicts(frame)
         frame["quality"] = frame.get("quality", pd.Series(None, index=frame.index, dtype=object)).fillna(UseQuality.OK)
-        frame.loc[is_broken, "quality"] = UseQuality.BROKEN
+        frame.loc[_contradicts(frame), "quality"] = UseQuality.BROKEN
         frame["source"] = UseSource.FILE.value
         counts.refused += rows.refused + int((~kept).sum())
         frame = frame[kept].reset_index(drop=True)

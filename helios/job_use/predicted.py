@@ -20,9 +20,9 @@ from helios.job_use.fetch import JOBS_AT_ONCE, early_use, runs_of
 from helios.job_use.prometheus import Prometheus
 from helios.job_use.use_reader import UseReader
 from helios.metrics.history import NEVER_S
-from helios.metrics.job_use import EARLY_S, IDLE, RUN, one_row_a_run, use_of_runs
+from helios.metrics.job_use import EARLY_S, IDLE, RUN, one_row_a_run, stands_for_run, use_of_runs
 from helios.metrics.node_usage import whole_seconds
-from helios.model import GPU_USE, UseQuality
+from helios.model import GPU_USE
 from helios.predict.job_use import PredictedUse, RunsWithUse, predict_use, predict_use_again, runs_with_use
 from helios.report.job_use import PREDICTED_USE, UseJudgement
 from helios.units import HOUR_S, MINUTE_S, percent
@@ -36,7 +36,7 @@ MOST_S = MINUTE_S
 """Most time that Prometheus is asked for running jobs at once, s; the rest is asked for after the next reading."""
 FEWEST = 20
 """Measured runs with a prediction below which a day judges nothing."""
-COLUMNS = ("user", "account", "partition", "name", "gpus", "started_at", "ended_at")
+COLUMNS = ("user", "account", "partition", "name", "gpus", "started_at", "ended_at", "run_time_s")
 Floats = NDArray[np.float64]
 _log = logging.getLogger("helios.job_use")
 
@@ -70,14 +70,15 @@ class UsePredictions:
 def read_predictions(warehouse: Warehouse, cluster: str, until: datetime) -> UsePredictions:
     """Predict the use of the runs submitted before a time.
 
-    Each is predicted from what was known when it was submitted, and 15 minutes after its start. Only measurements of
-    good quality count, of GPUs that no other job shared.
+    Each is predicted from what was known when it was submitted, and 15 minutes after its start. Only measurements count
+    that stand for a run, or for its first minutes.
     """
     since = until - HISTORY
     jobs = warehouse.jobs(cluster, since=since, until=until, columns=[*RUN, *COLUMNS])
     jobs = jobs[jobs["gpus"] > 0].reset_index(drop=True)
     use, early = (warehouse.job_use(cluster, since=since, until=until, early=is_early) for is_early in (False, True))
-    runs, first = runs_with_use(jobs, _trusted(one_row_a_run(use))), use_of_runs(_trusted(early), jobs)
+    runs = runs_with_use(jobs, _trusted(one_row_a_run(use), jobs, jobs["run_time_s"]))
+    first = use_of_runs(_trusted(early, jobs, EARLY_S), jobs)
     before = predict_use(runs)
     started_s = whole_seconds(jobs["started_at"], otherwise=NEVER_S)
     after = predict_use_again(
@@ -214,8 +215,10 @@ def _median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
-def _trusted(use: pd.DataFrame) -> pd.DataFrame:
-    return use[(use["quality"] == UseQuality.OK) & (use["is_shared"] != 1)]
+def _trusted(use: pd.DataFrame, jobs: pd.DataFrame, run_time_s: float | pd.Series[float]) -> pd.DataFrame:
+    """Return what is known of the GPUs of runs well enough to stand for them."""
+    known = use_of_runs(use, jobs).assign(gpus=jobs["gpus"], run_time_s=run_time_s)
+    return known[stands_for_run(known)]
 
 
 def _not_asked(warehouse: Warehouse, cluster: str, now: datetime) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from helios.app.reports import CLOCK_SKEW, JobUse, ReportContext, ReportQuery, o
 from helios.dates import local_day
 from helios.metrics.job_use import MEMORY_CLASSES, UTILIZATION_CLASSES, memory_class, utilization_class
 from helios.metrics.statistics import ratio_interval
-from helios.model import JOBS, UseQuality, unknown_gpus_note
+from helios.model import JOBS, unknown_gpus_note
 from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, as_json, declare_fields
 from helios.report.admin.usage import COUNTED, EMPTY, held_s
 from helios.report.advice import KEYS, describe_group, with_name_words
@@ -188,7 +188,7 @@ def _groups(context: ReportContext, runs: pd.DataFrame, used: JobUse, hours: pd.
         kinds = alike.groupby(KEYS, dropna=False, sort=False).ngroup().to_numpy()
         first = alike[~pd.Series(kinds).duplicated().to_numpy()]
         names = [
-            f"{row['user']}: {describe_group({key: np.array([row[key]], dtype=object) for key in KEYS})}"
+            f"{row['user'] or UNNAMED}: {describe_group({key: np.array([row[key]], dtype=object) for key in KEYS})}"
             for row in first.to_dict("records")
         ]
         return hours.assign(group=np.array(names, dtype=object)[kinds[run]])
@@ -261,7 +261,7 @@ def _job_rows(runs: pd.DataFrame, used: JobUse) -> pd.DataFrame:
         cpu_efficiency=_ratio(runs["cpu_s"], cpu_s),
         memory_efficiency=_ratio(runs["memory_peak_mib"], runs["memory_limit_mib"]),
         gpu_memory=_ratio(runs["gpu_memory_peak_mib"], runs["gpu_memory_total_mib"]),
-        utilization=(runs["utilization"] / 100).where(runs["quality"] != UseQuality.BROKEN),
+        utilization=runs["utilization"] / 100,
         idle_gpus=np.where(runs["is_measured"], is_idle * runs["gpus"], np.nan),
     )
 

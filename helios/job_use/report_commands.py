@@ -34,10 +34,10 @@ def use(
 ) -> None:
     """Show what jobs used of the GPUs, CPUs and memory that they held.
 
-    What was not measured comes first, and is never counted as idle. A GPU is idle that was below 1 % utilization over
-    the whole run. Kinds are jobs of one user with equal partition, words of the name, GPUs and CPUs; class and memory
-    are classes of utilization and of the most memory held. Memory that is held proves no use. Of --by job, efficiencies
-    have colours on a terminal, unless NO_COLOR is set.
+    What was not measured, or what two sources contradict, comes first and is never counted as idle. A GPU is idle that
+    was below 1 % utilization over the whole run. Kinds are jobs of one user with equal partition, words of the name,
+    GPUs and CPUs; class and memory are classes of utilization and of the most memory held. Memory that is held proves
+    no use. Of --by job, efficiencies have colours on a terminal, unless NO_COLOR is set.
     """
     from helios.job_use.report import fields_by, use_report  # noqa: PLC0415 - pandas, which no help needs
 

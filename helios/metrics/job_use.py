@@ -25,15 +25,17 @@ COVERED = 0.9
 """Share of a run that a measurement must cover to stand for it."""
 EARLY_S, LOADING_S = 15 * MINUTE_S, 5 * MINUTE_S
 """When a run is predicted a second time, s after its start, and how long it may load until then."""
-SESSION_NAMES = r"(?:^|/)sys/dashboard/"
-"""Names that Open OnDemand gives its sessions, which are batch jobs for Slurm. Those of its job composer differ."""
-SALLOC_NAME = "interactive"
-"""Name of an allocation by salloc without a command."""
+DISAGREE = 20.0
+"""Points of utilization, %, from which whole measurements of one run contradict each other."""
+_TRUST = (UseQuality.OK, UseQuality.PARTIAL, UseQuality.SHORT, UseQuality.NONE, UseQuality.BROKEN)
+"""Qualities, the most trusted first."""
 _OF_GPUS = tuple(
     name
     for name in JOB_USE.names[JOB_USE.names.index("busy_means") : JOB_USE.names.index("cpu_s")]
     if not name.startswith("gpu_memory")
 )
+_EXTENT = ("busy_means", "samples", "covered_s", "gpus_measured")
+"""What is said of a measurement, whether or not it found any use of GPUs."""
 _ALONE = ("gpu_memory_peak_mib", "gpu_memory_total_mib")
 _MEMORY = ("memory_peak_mib", "memory_limit_mib")
 _GROUPS = (_OF_GPUS, _ALONE, ("cpu_s",), _MEMORY, ("is_mig",), ("is_shared",), ("is_interactive",))
@@ -52,20 +54,52 @@ def one_row_a_run(use: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         Columns of ``JOB_USE``, without two rows of a run, in the order of ``use``. ``source`` is that of the use of
-        GPUs where it is known. What a broken record says counts only where nothing else does.
+        GPUs where it is known. A whole measurement comes before a partial one. Of broken records nothing is known, and
+        measurements that contradict each other are broken.
     """
-    sources = pd.Categorical(use["source"], categories=list(UseSource), ordered=True).codes
-    is_broken = (use["quality"] == UseQuality.BROKEN).to_numpy()
+    rows = use.astype(dict.fromkeys(("source", "busy_means", "quality"), "object")).reset_index(drop=True)
     # A number for each run: an index of three levels takes ten times as long.
-    numbered = use.assign(run=use.groupby([*RUN], sort=False).ngroup())
-    ordered = numbered.iloc[np.lexsort([sources, is_broken])].astype({"source": "object", "quality": "object"})
-    ordered = ordered.astype({"busy_means": "object"})
+    rows["run"] = rows.groupby([*RUN], sort=False).ngroup()
+    rows.loc[contradict(rows), "quality"] = UseQuality.BROKEN
+    sources, qualities = (
+        pd.Categorical(rows[name], categories=[*order]).codes
+        for name, order in (("source", UseSource), ("quality", _TRUST))
+    )
+    rows.loc[rows["quality"] == UseQuality.BROKEN, [name for columns in _GROUPS for name in columns]] = np.nan
+    ordered = rows.iloc[np.lexsort([sources, qualities])]
     runs = ordered.drop_duplicates("run").set_index("run").sort_index()
     for columns in _GROUPS:
-        known = ordered[ordered[[*columns]].notna().any(axis=1)].drop_duplicates("run").set_index("run")
+        is_known = ordered[[name for name in columns if name not in _EXTENT]].notna().any(axis=1)
+        known = ordered[is_known].drop_duplicates("run").set_index("run")
         taken = [*columns, *(("source", "quality") if columns is _OF_GPUS else ())]
         runs.loc[known.index, taken] = known[taken]
     return JOB_USE.conform(runs.reset_index(drop=True))
+
+
+def contradict(use: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return the rows of whole measurements of a run that contradict each other.
+
+    They mean the same by busy, and their utilization is more than ``DISAGREE`` apart.
+    """
+    whole = use.loc[(use["quality"] == UseQuality.OK) & use["utilization"].notna(), [*RUN, "busy_means", "utilization"]]
+    same = whole[whole.duplicated([*RUN, "busy_means"], keep=False)].groupby([*RUN, "busy_means"], observed=True)
+    apart = same["utilization"].transform("max") - same["utilization"].transform("min")
+    return np.asarray(use.index.isin(apart.index[apart > DISAGREE]))
+
+
+def stands_for_run(use: pd.DataFrame) -> pd.Series[bool]:
+    """Return whether what is known of its GPUs stands for each run.
+
+    It does not of a GPU that other jobs shared, of some of its GPUs, or of less than ``COVERED`` of the run.
+
+    Parameters
+    ----------
+    use : DataFrame
+        Columns of ``JOB_USE``, one row for each run, with ``gpus`` and ``run_time_s`` of ``JOBS``.
+    """
+    step_s = (use["covered_s"] / use["samples"]).fillna(0.0)  # the first sample may come that late
+    is_part = (use["gpus_measured"] < use["gpus"]) | (use["covered_s"] + step_s < COVERED * use["run_time_s"])
+    return (use["quality"] == UseQuality.OK) & (use["is_shared"] != 1) & ~is_part
 
 
 def use_of_runs(use: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -76,22 +110,9 @@ def use_of_runs(use: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     use : DataFrame
         Columns of ``JOB_USE``, one row for each run.
     runs : DataFrame
-        Columns ``RUN``, and ``name`` where it is known.
+        Columns ``RUN``.
     """
-    used = use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
-    return used.assign(is_interactive=sessions(used["is_interactive"], runs["name"])) if "name" in runs else used
-
-
-def sessions(is_interactive: pd.Series[float], names: pd.Series[str]) -> NDArray[np.float64]:
-    """Return which runs are shells or notebooks, also by their names.
-
-    A session of Open OnDemand is one, whatever a source says. Where none says anything, what salloc names is. Another
-    name tells nothing: a batch job may be called bash.
-    """
-    text = names.astype("str").reset_index(drop=True)
-    said = is_interactive.to_numpy(dtype=np.float64)
-    said = np.where(np.isnan(said) & (text == SALLOC_NAME).to_numpy(dtype=bool, na_value=False), 1.0, said)
-    return np.where(text.str.contains(SESSION_NAMES, na=False).to_numpy(dtype=bool), 1.0, said)
+    return use.set_index([*RUN]).reindex(pd.MultiIndex.from_frame(runs[[*RUN]])).reset_index()
 
 
 def freed_by_timeout_s(

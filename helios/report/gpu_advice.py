@@ -2,7 +2,7 @@
 
 It is said of a group of alike jobs, and only where each rule against a false alarm holds:
 
-- A run counts where at least ``COVERED`` of it and ``SHORTEST_COVERED_S`` were measured, by a source that is trusted.
+- A run counts where its measurement stands for all of it, and at least ``SHORTEST_COVERED_S`` were measured.
 - GPUs shared with other jobs and slices of a GPU do not count, unless each slice was measured by itself.
 - A batch job is idle by its utilization without the first hour, and no pause below an hour counts.
 - Anything else, such as a shell or notebook, is idle by its longest idle spell, never by its mean.
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.job_use import COVERED, IDLE
+from helios.metrics.job_use import IDLE
 from helios.metrics.occupancy import FAILURES
 from helios.metrics.statistics import share_interval
 from helios.report.advice import Advice, Columns, Flags, Interval, alike_jobs, describe_group, with_name_words
@@ -102,10 +102,8 @@ def _counts(runs: pd.DataFrame, gpus: pd.DataFrame) -> Flags:
     slices = each.groupby(OF_GPU)["by_slice"].all().reset_index()
     by_slice = (runs[OF_GPU].merge(slices, on=OF_GPU, how="left")["by_slice"] == True).to_numpy()  # noqa: E712 - missing
     is_whole = (runs["is_mig"] != 1) & (runs["gpus"] % 1 == 0)
-    covered_s = runs["covered_s"]
-    counts = runs["is_measured"] & (is_whole | by_slice) & (runs["is_shared"] != 1) & ~runs["state"].isin([*FAILURES])
-    counts &= (covered_s >= COVERED * runs["run_time_s"]) & (covered_s >= SHORTEST_COVERED_S)
-    return counts.to_numpy()
+    counts = runs["is_measured"] & (is_whole | by_slice) & ~runs["state"].isin([*FAILURES])
+    return (counts & (runs["covered_s"] >= SHORTEST_COVERED_S)).to_numpy()
 
 
 def _later(mean: NDArray[np.float64], run_s: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.job_use import EARLY_S, IDLE, LOADING_S, RUN, one_row_a_run, sessions
+from helios.metrics.job_use import (
+    EARLY_S,
+    IDLE,
+    LOADING_S,
+    RUN,
+    contradict,
+    one_row_a_run,
+    stands_for_run,
+)
 from helios.metrics.occupancy import FAILURES
 from helios.metrics.statistics import ratio_interval
 from helios.model import JOB_USE, UseQuality, UseSource
@@ -35,6 +43,11 @@ PREDICTED_USE = "predicted use"
 """Name under which the warehouse keeps what running jobs will likely use."""
 JUDGED_USE = "judged use"
 """Name under which it keeps how far off the predictions of the last day were."""
+CONTRADICTED = "another source contradicts it, and neither counts"
+SESSION_NAMES = r"(?:^|/)sys/dashboard/"
+"""Names that Open OnDemand gives its sessions, which are batch jobs for Slurm. Those of its job composer differ."""
+SALLOC_NAME = "interactive"
+"""Name of an allocation by salloc without a command."""
 OF_GPU = [*RUN, "source"]
 """Columns by which GPUs belong to a row of ``JOB_USE``."""
 Floats = NDArray[np.float64]
@@ -74,8 +87,23 @@ def with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in JOB_USE.names if name not in RUN]
     known = one_row_a_run(use).astype({"source": "object", "busy_means": "object", "quality": "object"})
     joined = jobs.merge(known[[*RUN, *columns]], on=[*RUN], how="left", validate="many_to_one")
-    is_measured = joined["utilization"].notna() & (joined["quality"] == UseQuality.OK)
-    return joined.assign(is_measured=is_measured, is_interactive=sessions(joined["is_interactive"], joined["name"]))
+    stands = stands_for_run(joined)
+    memory = {name: joined[name].where(stands) for name in ("gpu_memory_peak_mib", "gpu_memory_total_mib")}
+    is_interactive = sessions(joined["is_interactive"], joined["name"])
+    is_measured = stands & joined["utilization"].notna()
+    return joined.assign(is_measured=is_measured, is_interactive=is_interactive, **memory)
+
+
+def sessions(is_interactive: pd.Series[float], names: pd.Series[str]) -> Floats:
+    """Return which runs are shells or notebooks, also by their names.
+
+    A session of Open OnDemand is one, whatever a source says. Where none says anything, what salloc names is. Another
+    name tells nothing: a batch job may be called bash.
+    """
+    text = names.astype("str").reset_index(drop=True)
+    said = is_interactive.to_numpy(dtype=np.float64)
+    said = np.where(np.isnan(said) & (text == SALLOC_NAME).to_numpy(dtype=bool, na_value=False), 1.0, said)
+    return np.where(text.str.contains(SESSION_NAMES, na=False).to_numpy(dtype=bool), 1.0, said)
 
 
 def each_gpu(runs: pd.DataFrame, gpus: pd.DataFrame) -> pd.DataFrame:
@@ -238,9 +266,10 @@ def use_lines(use: pd.DataFrame, gpus: pd.DataFrame, runs: pd.DataFrame, *, cpus
     """
     run_s = dict(zip(runs["number"], runs["run_time_s"], strict=True)) if len(runs) else {}
     trust = use["source"].astype("object").map({source: place for place, source in enumerate(UseSource)})
-    for row in use.assign(trust=trust).sort_values(["restart", "trust"]).to_dict("records"):
+    rows = use.assign(trust=trust, is_contradicted=contradict(use)).sort_values(["restart", "trust"])
+    for row in rows.to_dict("records"):
         which = f"Run {row['restart']}, measured" if len(run_s) > 1 else "Measured"
-        quality = QUALITIES.get(row["quality"], "")
+        quality = CONTRADICTED if row["is_contradicted"] else QUALITIES.get(row["quality"], "")
         if row["quality"] in {UseQuality.NONE, UseQuality.BROKEN}:
             yield f"{which} by {SOURCES[row['source']]}: {quality}."
             continue

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import sqlalchemy as sa
 
-from helios.model import EARLY, GPU_USE, JOB_USE, JOBS, FrameKind, UseSource
+from helios.model import EARLY, GPU_USE, JOB_USE, JOBS, UseSource
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.clusters import cluster_id_for_loading, find_cluster_id
@@ -89,6 +89,7 @@ class JobUseStore:
         since: datetime | None = None,
         until: datetime | None = None,
         only: Mapping[str, Collection[str]] | None = None,
+        by_gpu: bool = False,
         early: bool = False,
     ) -> pd.DataFrame:
         """Return what runs submitted in [since, until) used.
@@ -97,36 +98,28 @@ class JobUseStore:
         ----------
         only : mapping of str to collection of str, optional
             Texts of category columns of the jobs, as in :meth:`JobStore.jobs`.
+        by_gpu : bool
+            Whether there is a row for each GPU.
         early : bool
             Only what they used in their first 15 minutes, which is left out otherwise.
 
         Returns
         -------
         DataFrame
-            Columns of ``JOB_USE``, with a row for each run and source, in the order of submission.
+            Columns of ``JOB_USE``, with a row for each run and source, or of ``GPU_USE``, in the order of submission.
         """
-        use = schema.job_use.c.source
-        chosen = use == EARLY if early else use != EARLY
-        return self._use(schema.job_use, JOB_USE, cluster, chosen, since=since, until=until, only=only)
-
-    def gpu_use(
-        self,
-        cluster: str,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        only: Mapping[str, Collection[str]] | None = None,
-    ) -> pd.DataFrame:
-        """Return what each GPU of runs submitted in [since, until) did.
-
-        The parameters are those of :meth:`job_use`.
-
-        Returns
-        -------
-        DataFrame
-            Columns of ``GPU_USE``.
-        """
-        return self._use(schema.gpu_use, GPU_USE, cluster, sa.true(), since=since, until=until, only=only)
+        table, kind = (schema.gpu_use, GPU_USE) if by_gpu else (schema.job_use, JOB_USE)
+        with reading(self._engine) as connection:
+            query = select_columns(table, find_cluster_id(connection, cluster), kind.names)
+            query = between(query, table.c.submitted_at, since, until)
+            query = query.where((table.c.source == EARLY) if early else (table.c.source != EARLY))
+            chosen = {name: known_numbers(connection, texts) for name, texts in (only or {}).items() if texts}
+            if chosen:
+                jobs = schema.jobs.c
+                query = query.join(schema.jobs, sa.and_(*(jobs[name] == table.c[name] for name in _RUN)))
+                query = query.where(*(jobs[name].in_(numbers) for name, numbers in chosen.items()))
+            query = query.order_by(*(column for column in table.primary_key if column.name != "cluster_id"))
+            return frame_of(self._bulk.select(connection, query), kind)
 
     def runs_without_use(
         self, cluster: str, source: UseSource, *, since: datetime, until: datetime, before: datetime, most: int
@@ -160,25 +153,3 @@ class JobUseStore:
             query = query.order_by(*(jobs[name].desc() for name in _RUN)).limit(most)
             types = {name: JOBS.by_name[name].dtype for name in RUN_COLUMNS}
             return frame_of(self._bulk.select(connection, query), types, StringTable(connection, self._bulk))
-
-    def _use(
-        self,
-        table: sa.Table,
-        kind: FrameKind,
-        cluster: str,
-        condition: sa.ColumnElement[bool],
-        *,
-        since: datetime | None,
-        until: datetime | None,
-        only: Mapping[str, Collection[str]] | None,
-    ) -> pd.DataFrame:
-        with reading(self._engine) as connection:
-            query = select_columns(table, find_cluster_id(connection, cluster), kind.names).where(condition)
-            query = between(query, table.c.submitted_at, since, until)
-            chosen = {name: known_numbers(connection, texts) for name, texts in (only or {}).items() if texts}
-            if chosen:
-                jobs = schema.jobs.c
-                query = query.join(schema.jobs, sa.and_(*(jobs[name] == table.c[name] for name in _RUN)))
-                query = query.where(*(jobs[name].in_(numbers) for name, numbers in chosen.items()))
-            query = query.order_by(*(column for column in table.primary_key if column.name != "cluster_id"))
-            return frame_of(self._bulk.select(connection, query), kind)

@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from helios.errors import FrameInvalid
-from helios.metrics.job_use import memory_class, one_row_a_run, sessions, utilization_class
+from helios.metrics.job_use import memory_class, one_row_a_run, utilization_class
 from helios.model import EARLY, GPU_USE, JOB_USE
 from helios.model.job_use import UseSource
+from helios.report.job_use import sessions
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -44,7 +45,7 @@ def test_use_is_read_back_as_it_was_stored(warehouse: Warehouse) -> None:
     gpus = GPU_USE.conform(pd.DataFrame(rows).drop(columns="quality"))
     warehouse.add_job_use("venus", jobs, gpus)
     pd.testing.assert_frame_equal(warehouse.job_use("venus"), jobs)
-    pd.testing.assert_frame_equal(warehouse.gpu_use("venus"), gpus)
+    pd.testing.assert_frame_equal(warehouse.job_use("venus", by_gpu=True), gpus)
 
 
 def test_a_second_reading_of_a_source_replaces_the_first(warehouse: Warehouse) -> None:
@@ -133,15 +134,17 @@ def test_a_run_has_what_its_most_trusted_source_knows() -> None:
         use_frame(
             use(source="sacct", memory_peak_mib=7.0, memory_limit_mib=9.0),
             use(source="jobstats", utilization=40.0, samples=3.0, memory_peak_mib=5.0),
-            use(source="prometheus", utilization=50.0, covered_s=60.0, quality="partial"),
+            use(source="prometheus", utilization=50.0, covered_s=60.0),
             use("2", source="prometheus", utilization=90.0, quality="broken"),
             use("2", source="jobstats", utilization=20.0),
             use("3", source="jobstats", quality="none"),
+            use("4", source="prometheus", utilization=90.0, quality="partial"),
+            use("4", source="jobstats", utilization=30.0),
         )
     ).set_index("job_id")
-    assert [*found["source"]] == ["prometheus", "jobstats", "jobstats"]
-    assert [*found["quality"]] == ["partial", "ok", "none"]
-    assert [*found["utilization"]] == pytest.approx([50.0, 20.0, np.nan], nan_ok=True)
+    assert [*found["source"]] == ["prometheus", "jobstats", "jobstats", "jobstats"]
+    assert [*found["quality"]] == ["ok", "ok", "none", "ok"]
+    assert [*found["utilization"]] == pytest.approx([50.0, 20.0, np.nan, 30.0], nan_ok=True)
     first = found.loc["1"]
     assert np.isnan(first["samples"])  # those of jobstats are not of this utilization
     assert (first["memory_peak_mib"], first["covered_s"]) == (5.0, 60.0)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from urllib.error import URLError
-from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
 
 from tests.live.rig import Rig
 from tests.live.test_daemon import Site
 from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, use_is_known
+from tests.prometheus_rig import RealPrometheus
 from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
 
@@ -67,73 +61,27 @@ def test_a_daemon_gives_back_what_a_service_that_is_gone_had_set(site: Site) -> 
 
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-PROMETHEUS = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: ["{rules}"]
-scrape_configs:
-  - job_name: helios
-    static_configs: [{{targets: ["{listen}"]}}]
-"""
 
 
-class Prometheus:
-    """A Prometheus server that reads a daemon's metrics, with the alert rules that Helios ships."""
-
-    def __init__(self, folder: Path, *, port: int, listen: str) -> None:
-        configuration = folder / "prometheus.yml"
-        configuration.write_text(PROMETHEUS.format(rules=MONITORING / "alerts.yml", listen=listen))
-        self.address = f"127.0.0.1:{port}"
-        with (folder / "prometheus.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={configuration}",
-                    f"--storage.tsdb.path={folder / 'prometheus'}",
-                    f"--web.listen-address={self.address}",
-                ],
-                stderr=log,
-            )
-
-    def values(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and the value of each series that a query finds."""
-        answer = self._get(f"query?query={quote(query)}")
-        return [(row["metric"], float(row["value"][1])) for row in answer["result"]]
-
-    def rules(self) -> list[dict[str, Any]]:
-        """Return the alert rules with how the last evaluation went."""
-        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
-
-    def _get(self, what: str) -> Any:
-        with urlopen(f"http://{self.address}/api/v1/{what}", timeout=TEST_TIMEOUT_S) as answer:
-            body = json.load(answer)
-        assert body["status"] == "success", body
-        return body["data"]
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 
 
 @pytest.fixture
-def prometheus(site: Site) -> Iterator[Prometheus]:
+def prometheus(site: Site) -> Iterator[RealPrometheus]:
     """A Prometheus that has read the metrics of a daemon after a night and some cycles."""
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus (Debian: prometheus) is not installed")
-    first = int(site.rig.settings["PORT"])
-    site.environment["HELIOS_DAEMON_LISTEN"] = listen = f"127.0.0.1:{first + 120}"
-    (site.folder / "helios.toml").write_text("[services.ces]\n")
-    site.helios("nightly")
-    site.start()
-    server = Prometheus(site.folder, port=first + 121, listen=listen)
-
-    def cycles_were_read() -> bool:
-        with suppress(URLError, ConnectionError):
-            return any(value > 1 for _, value in server.values("helios_node_cycles_total"))
-        return False
-
-    site.rig.until(cycles_were_read)
-    yield server
-    server.process.terminate()
-    server.process.wait(TEST_TIMEOUT_S)
+    port = int(site.rig.settings["PORT"]) + 120
+    folder = site.folder / "prometheus"
+    folder.mkdir()
+    with RealPrometheus(folder, targets=[port], rules=MONITORING / "alerts.yml") as server:
+        site.environment["HELIOS_DAEMON_LISTEN"] = f"127.0.0.1:{port}"
+        (site.folder / "helios.toml").write_text("[services.ces]\n")
+        site.helios("nightly")
+        site.start()
+        site.rig.until(lambda: any(value > 1 for _, value in server.values("helios_node_cycles_total")))
+        yield server
 
 
-def test_a_prometheus_reads_what_the_dashboards_show(prometheus: Prometheus) -> None:
+def test_a_prometheus_reads_what_the_dashboards_show(prometheus: RealPrometheus) -> None:
     asked = {
         target["expr"]
         for name in ("dashboard.json", "energy.json")

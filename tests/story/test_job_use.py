@@ -92,7 +92,7 @@ def test_a_table_of_gpus_is_read_by_a_map(helios: Helios, site: Path) -> None:
     assert {"stored": 3, "gpus": 4, "quality": {"ok": 1, "broken": 2}, "refused": 1}.items() <= found.items()
     with Warehouse.open(f"sqlite:///{site / 'helios.db'}") as warehouse:
         stored = warehouse.job_use("venus").set_index("job_id")
-        gpus = warehouse.gpu_use("venus")
+        gpus = warehouse.job_use("venus", by_gpu=True)
     seven = stored.loc["7"]
     assert (seven["utilization"], seven["gpu_memory_peak_mib"], seven["gpus_measured"]) == (50.0, 20 * 1024.0, 2)
     assert (seven["busy_means"], seven["source"]) == ("an SM was active", "file")

@@ -12,8 +12,15 @@ import pandas as pd
 
 from helios.metrics.blocks import Estimate, Finding, Question, unknown_finding
 from helios.metrics.history import Flags, Floats, StudyHistory, share
-from helios.metrics.job_use import COVERED, IDLE, IDLE_TIMEOUT_S, freed_by_timeout_s, one_row_a_run, use_of_runs
-from helios.model import UseQuality
+from helios.metrics.job_use import (
+    IDLE,
+    IDLE_TIMEOUT_S,
+    freed_by_timeout_s,
+    one_row_a_run,
+    stands_for_run,
+    use_of_runs,
+)
+from helios.report.job_use import sessions
 from helios.units import HOUR_S
 
 HALF, QUARTER = 1 / 2, 1 / 4
@@ -32,8 +39,9 @@ def use_of_history(history: StudyHistory, use: pd.DataFrame) -> pd.DataFrame:
         Columns of ``JOB_USE``.
     """
     measured = use_of_runs(one_row_a_run(use), history.jobs.assign(restart=history.restart))
-    covers = ~(measured["covered_s"] < COVERED * history.run_time_s)
-    stands = covers & (measured["quality"] != UseQuality.BROKEN) & (measured["is_shared"] != 1)
+    measured["is_interactive"] = sessions(measured["is_interactive"], history.jobs["name"])
+    gpus = history.size if history.resource == "gpus" else np.nan
+    stands = stands_for_run(measured.assign(gpus=gpus, run_time_s=history.run_time_s))
     of_gpus = ["utilization", "utilization_max", "idle_share", "longest_idle_s", "gpu_memory_peak_mib"]
     return measured.assign(**{name: measured[name].where(stands) for name in of_gpus})
 

@@ -220,6 +220,7 @@ class _Training:
             measured=self.measured,
             gradient=self.gradient,
             change_s=change_s,
+            every_s=job.every_s,
             kept_until_s=self.shapes[-1][0] + job.every_s if self.shapes else 0.0,
         )
         at = TrialState.RUNNING if self.devices else TrialState.PAUSED if self.shapes else TrialState.WAITING

@@ -52,6 +52,7 @@ def first_state(program: ElasticProgram, record: TrialRecord, reports: Path) -> 
         most=program.least,
         least=program.least,
         limits=limits,
+        every_s=program.every_s,
         submit_s=record.made_s,
         restarts=record.changes,
         gpu_s=record.device_s,

@@ -133,6 +133,8 @@ class ElasticState:
         All of its epochs.
     change_s : float
         How long it stands still when its devices change, s.
+    every_s : float
+        Least time between two changes, s.
     kept_until_s : float
         Until when it keeps the devices that it has, s since the epoch.
     """
@@ -152,4 +154,5 @@ class ElasticState:
     epochs: float | None = None
     change_s: float = 30.0
     least: int = 1
+    every_s: float = 0.0
     kept_until_s: float = 0.0

@@ -80,15 +80,20 @@ def _priced_gains(snapshot: ElasticSnapshot) -> dict[int, tuple[Sizes, Floats]]:
     # Of equal jobs the heavier ends first: in a queue that is the shortest weighted time (Smith, 1956).
     longest_first = sorted(known, key=lambda job: -_time_left(job, snapshot, *reached[job.name]) / job.weight)
     prices = _plan_prices(longest_first, reached, snapshot.gpus)
+    # Where others wait for the devices, a size that disappoints costs them the time until it may be changed again.
+    crowded = sum(job.state.least for job in snapshot.jobs) >= snapshot.gpus
     gains = {}
     for job, price in zip(longest_first, prices, strict=True):
         allowed, goodputs = reached[job.name]
         now = allowed <= job.state.most
         most_s = max(KEPT_S, KEPT_PAUSES * job.state.change_s)
-        lasts = np.full(len(allowed), most_s)
-        if job.placement and job.state.remaining is not None:
-            lasts = np.clip(job.state.remaining / goodputs, 1.0, most_s)
+        left = job.state.remaining
+        left_s = np.full(len(allowed), np.inf) if left is None else np.maximum(left / goodputs, 1.0)
+        lasts = np.minimum(left_s, most_s) if job.placement else most_s
         kept = np.where(allowed == len(job.placement), 1, lasts / (lasts + job.state.change_s))
+        if crowded:
+            tried = np.isin(allowed, [run.gpus for run, _ in job.state.measured])
+            kept *= np.where(tried, 1, 1 / (1 + job.state.every_s / left_s))
         gains[job.name] = allowed[now], (price * kept * goodputs)[now]
     first = 1 + sum(job.weight for job in known)
     for job in snapshot.jobs:

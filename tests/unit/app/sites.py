@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +40,31 @@ def put_empty_database(file: Path) -> str:
         file.touch(mode=0o600)
         file.write_bytes(empty_database())
     return f"sqlite:///{file}"
+
+
+@cache
+def learnt_database(now: datetime, jobs: int) -> bytes:
+    """The file of a warehouse with nothing but the history of ``FakeSite.learn``, as hundreds of tests need it."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "helios.db")
+        with Warehouse.open(put_empty_database(file)) as warehouse:
+            load_history(warehouse, now, jobs)
+        return file.read_bytes()
+
+
+def load_history(warehouse: Warehouse, now: datetime, jobs: int) -> None:
+    """Load so many jobs of alice and of bob that ended before now."""
+    rows = [
+        a_job(
+            job_id=f"{user}{n}",
+            user=user,
+            run_time_s=run_time_s,
+            submitted_at=pd.Timestamp(now) - pd.Timedelta(hours=jobs + 20 - n),
+        )
+        for user, run_time_s in (("alice", 60.0), ("bob", 50_000.0))
+        for n in range(jobs)
+    ]
+    warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
 
 
 class FakeSite:
@@ -87,19 +112,12 @@ class FakeSite:
 
     def learn(self, *, jobs: int = 40) -> None:
         """Load a history that ended before now, and say that it was read."""
-        now = pd.Timestamp(self.cluster.now)
-        rows = [
-            a_job(
-                job_id=f"{user}{n}",
-                user=user,
-                run_time_s=run_time_s,
-                submitted_at=now - pd.Timedelta(hours=jobs + 20 - n),
-            )
-            for user, run_time_s in (("alice", 60.0), ("bob", 50_000.0))
-            for n in range(jobs)
-        ]
-        with self.warehouse() as warehouse:
-            warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
+        file = self.folder / "helios.db"
+        if self.url == f"sqlite:///{file}" and file.read_bytes() == empty_database():
+            file.write_bytes(learnt_database(self.cluster.now, jobs))
+        else:
+            with self.warehouse() as warehouse:
+                load_history(warehouse, self.cluster.now, jobs)
         self.read()
 
     def put_promoted(self, *, damaged: bool = False) -> ModelRecord:

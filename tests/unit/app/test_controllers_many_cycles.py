@@ -16,7 +16,7 @@ EMPTY = 1 << 20
 
 def test_after_many_cycles_files_handles_and_bytes_stay_bounded(tmp_path: Path) -> None:
     read = take_cycles(
-        tmp_path, cycles=24, step=timedelta(hours=3), mode=Mode.ACTIVE, every=8, tell=lambda reading: None
+        tmp_path, cycles=15, step=timedelta(hours=3), mode=Mode.ACTIVE, every=5, tell=lambda reading: None
     )
     first, *_, last = read
     assert (first.open_files, first.state_files) == (last.open_files, last.state_files)
@@ -26,8 +26,8 @@ def test_after_many_cycles_files_handles_and_bytes_stay_bounded(tmp_path: Path) 
 
 def test_the_audit_stops_growing_once_its_oldest_rows_are_deleted(tmp_path: Path) -> None:
     read = take_cycles(
-        tmp_path, cycles=20, step=timedelta(days=15), mode=Mode.SHADOW, every=4, tell=lambda reading: None
+        tmp_path, cycles=15, step=timedelta(days=15), mode=Mode.SHADOW, every=3, tell=lambda reading: None
     )
     kept = [reading.decisions for reading in read]
-    assert kept[-1] <= 1.5 * kept[1]  # 60 days of a shadow are four cycles; twenty were taken
+    assert kept[-1] <= 1.5 * kept[1]  # 60 days of a shadow are four cycles; fifteen were taken
     assert read[-1].database <= 1.3 * read[1].database + EMPTY

@@ -104,9 +104,12 @@ def test_memory_is_that_of_steps_that_run_together(tmp_path: Path) -> None:
     assert peaks(tmp_path, *rows) == {"1": 5 * 1024.0, "3": 0.5}
 
 
-def test_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:
-    found = read(tmp_path, job(1), step("1.0", "17G"))
-    assert found[["memory_peak_mib", "memory_limit_mib", "quality"]].values.tolist() == [[17408.0, 16384.0, "broken"]]
+def test_a_task_with_more_memory_than_was_allocated_is_broken(tmp_path: Path) -> None:
+    found = read(tmp_path, job(1), step("1.0", "17G"), job(2), step("2.0", "5G", tasks=4))
+    assert found[["memory_peak_mib", "memory_limit_mib", "quality"]].values.tolist() == [
+        [17408.0, 16384.0, "broken"],
+        [16384.0, 16384.0, "ok"],  # one of four tasks had 5 GiB, and together they cannot have had 20
+    ]
 
 
 def test_steps_belong_to_the_job_before_them(tmp_path: Path) -> None:

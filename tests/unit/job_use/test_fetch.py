@@ -115,7 +115,7 @@ def measured(
     with Warehouse.open(url) as warehouse:
         warehouse.load([a_batch(*rows)], cluster="venus", path="f", sha256="", format="helios", timezone="UTC")
         fetch(settings, "venus", at(9))
-        return warehouse.job_use("venus"), warehouse.gpu_use("venus")
+        return warehouse.job_use("venus"), warehouse.job_use("venus", by_gpu=True)
 
 
 def at(hours: float) -> datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,10 @@ def query(tmp_path: Path) -> ReportQuery:
     url = put_empty_database(tmp_path / "helios.db")
     jobs = [job(1), job(2, user="bob"), job(3, user="bob", state="FAILED"), job(4, user="carol"), job(5, user="carol")]
     jobs += [job(6, gpus=0, user="dan")]
+    jobs[0] |= {"name": "interactive"}  # what salloc is called
     memory = {"gpu_memory_peak_mib": 30_000.0, "gpu_memory_total_mib": 40_000.0}
     use = [
-        key(jobs[0]) | KNOWN | memory | {"utilization": 0.1, "cpu_s": 4 * HOUR_S, "is_interactive": 1.0},
+        key(jobs[0]) | KNOWN | memory | {"utilization": 0.1, "cpu_s": 4 * HOUR_S},
         key(jobs[1]) | KNOWN | {"utilization": 40.0, "is_interactive": 0.0, "longest_idle_s": HOUR_S},
         key(jobs[2]) | KNOWN | {"utilization": 0.0, "source": "prometheus", "busy_means": "an SM was active"},
         key(jobs[3]) | KNOWN | {"utilization": 0.0, "quality": "broken"},
@@ -98,8 +100,8 @@ def test_unmeasured_users_have_no_idle_hours_and_come_last(query: ReportQuery) -
         ("week", {"2026-03-02": 100.0}),
         ("class", {"unknown": 40.0, "idle (<1 %)": 50.0, ">=75 %": 10.0}),
         ("memory", {"unknown": 80.0, ">=3/4": 20.0}),
-        ("kind", {f"{user}: Jobs 'train' in gpu of 2 GPUs and 4 CPUs": hours for user, hours in
-                  (("bob", 40.0), ("alice", 20.0), ("carol", 40.0))}),
+        ("kind", {f"{user}: Jobs '{name}' in gpu of 2 GPUs and 4 CPUs": hours for user, name, hours in
+                  (("bob", "train", 40.0), ("alice", "interactive", 20.0), ("carol", "train", 40.0))}),
     ],
 )  # fmt: skip
 def test_hours_are_summed_by_group(query: ReportQuery, by: str, hours: dict[str, float]) -> None:
@@ -119,6 +121,41 @@ def test_each_job_has_its_efficiencies(query: ReportQuery) -> None:
     assert (first["utilization"], first["idle_gpus"], second["idle_gpus"]) == (0.001, 2.0, 1.0)
     assert (last["memory_efficiency"], last["source"]) == (0.5, "sacct")
     assert rows.loc[["4", "5"], "idle_gpus"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "measurements",
+    [
+        pytest.param([{"utilization": 5.0}, {"utilization": 80.0, "source": "prometheus"}], id="contradicted"),
+        pytest.param([{"utilization": 5.0, "gpus_measured": 1.0}], id="one GPU of two"),
+        pytest.param([{"utilization": 5.0, "is_shared": 1.0}], id="shared"),
+        pytest.param([{"utilization": 5.0, "covered_s": 8 * HOUR_S, "samples": 80.0}], id="not to its end"),
+        pytest.param([{"utilization": 5.0, "quality": "broken"}], id="broken"),
+    ],
+)
+def test_a_measurement_that_does_not_stand_for_the_run_is_none(
+    query: ReportQuery, tmp_path: Path, measurements: list[dict[str, Any]]
+) -> None:
+    one = job(1, user=None)
+    memory = {"gpu_memory_peak_mib": 30_000.0, "gpu_memory_total_mib": 40_000.0}
+    url = put_empty_database(tmp_path / "other.db")
+    put(url, jobs_frame(one), pd.DataFrame([key(one) | KNOWN | memory | row for row in measurements]), GPU_USE.empty())
+    for by in ("class", "memory", "user"):
+        rows = use_report(replace(query, url=url), by=by).table.rows
+        assert rows[["gpu_hours", "unknown_share"]].to_numpy().tolist() == [[20.0, 1.0]]
+        assert rows["group"].str.contains("unknown").all()
+    assert use_report(replace(query, url=url), by="kind").table.rows["group"].str.startswith("(unknown): Jobs").all()
+
+
+def test_a_source_that_knows_less_hides_no_other(query: ReportQuery, tmp_path: Path) -> None:
+    jobs = [job(number) for number in (1, 2, 3)]
+    less = [{"quality": "none", "gpus_measured": 0.0}, {"quality": "partial", "utilization": 90.0}, {"quality": "none"}]
+    use = [key(one) | KNOWN | {"source": "prometheus"} | values for one, values in zip(jobs, less, strict=True)]
+    use += [key(one) | KNOWN | {"utilization": 5.0, "gpus_measured": 2.0} for one in jobs]
+    url = put_empty_database(tmp_path / "other.db")
+    put(url, jobs_frame(*jobs), pd.DataFrame(use), GPU_USE.empty())
+    rows = use_report(replace(query, url=url), by="class").table.rows
+    assert rows[["group", "gpu_hours", "unknown_share"]].to_numpy().tolist() == [["1-10 %", 60.0, 0.0]]
 
 
 @pytest.fixture
@@ -156,6 +193,13 @@ def test_a_job_says_what_it_used_and_who_measured(ask: Ask) -> None:
     )
     assert "Measured by jobstats: the record is cut or contradicts itself, and does not count." in ask("why", "4")
     assert "What it used of what it held was not measured." in ask("why", "5")
+
+
+def test_two_sources_that_contradict_each_other_are_both_named(query: ReportQuery, ask: Ask) -> None:
+    row = key(job(2)) | KNOWN | {"source": "prometheus", "utilization": 5.0}
+    with Warehouse.open(query.url) as warehouse:
+        warehouse.add_job_use("dev", JOB_USE.conform(pd.DataFrame([row])), GPU_USE.empty())
+    assert ask("why", "2").count("another source contradicts it, and neither counts.") == 2
 
 
 def test_a_user_has_the_share_of_idle_hours(query: ReportQuery) -> None:

@@ -74,7 +74,7 @@ def tried_by_hand(use, rule, boot):
 
 
 @given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12), boot_s=st.sampled_from([0, 60, 90, 300]))
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(7), deadline=None)
 def test_rules_are_tried_as_by_hand(seed, nodes, boot_s):
     use = a_random_use(seed, weeks=1, nodes=nodes)
     energy = ENERGY.model_copy(update={"boot_s": boot_s})

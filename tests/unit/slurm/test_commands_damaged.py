@@ -25,7 +25,7 @@ SCRON = b"ScronParameters         = enable\n\nSlurmctld("
 SACCT = b"JobIDRaw<d>JobID<d>\n1<d>1<d>\n2<d>2<d>\n"
 EVENTS = b"n3|1795256457|1795256500|DRAIN|a fan\nn1|1795256457|Unknown|DOWN|fire\n"
 PARTITIONS = b"PartitionName=gpu Nodes=n1\nPartitionName=big Nodes=n2\n"
-MUTANTS = 250
+MUTANTS = [40, pytest.param(1_000, marks=pytest.mark.nightly)]
 """Mutated answers tried of each release."""
 
 
@@ -166,14 +166,15 @@ def test_a_record_cut_anywhere_is_whole_records_or_an_error(release: str, tmp_pa
                 asked(outputs | {"squeue": outputs["squeue"][:cut]}, tmp_path)
 
 
+@pytest.mark.parametrize("mutants", MUTANTS)
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_mutated_answer_is_read_or_an_error_that_says_so(release: str, tmp_path: Path) -> None:
+def test_a_mutated_answer_is_read_or_an_error_that_says_so(release: str, mutants: int, tmp_path: Path) -> None:
     outputs, chance = recorded(release), random.Random(0)
     refused = 0
-    for _ in range(MUTANTS):
+    for _ in range(mutants):
         name = chance.choice(sorted(outputs))
         try:
             asked(outputs | {name: mutated(chance, [outputs[name]])}, tmp_path)
         except HeliosError:
             refused += 1
-    assert refused > MUTANTS / 4
+    assert refused > mutants / 4

@@ -15,7 +15,8 @@ from helios.metrics.blocks import Finding
 from helios.model import JOB_USE
 from helios.study.statements.use import fits_a_part, held_and_unused, unused_requests, use_of_history
 from tests.examples import examples
-from tests.unit.study.random_worlds import STEP_S, Row, frame_row, history_of, rows
+from tests.unit.study.random_worlds import END, STEP_S, Row, frame_row, history_of, rows
+from tests.unit.study.worlds import a_history
 
 worlds = settings(max_examples=examples(15), deadline=None)
 TWO_HOURS = 8
@@ -40,7 +41,7 @@ class Used:
     def stands(self) -> bool:
         """Whether the measurement of GPUs stands for the run."""
         covers = self.row.run is None or self.covered >= 0.9
-        return covers and not self.shared and self.quality != "broken" and self.row.hours > 0 and self.row.gpus > 0
+        return covers and not self.shared and self.quality == "ok" and self.row.hours > 0 and self.row.gpus > 0
 
 
 @st.composite
@@ -124,7 +125,7 @@ def test_hours_held_and_unused_are_those_of_a_plain_count(case: tuple[list[Row],
         assert finding.parts["by_kind"]["interactive"]["unused"] == pytest.approx(unused)
     freed, someone = 0.0, False
     for one in seen(found):
-        if one.session is None or one.row.hours == 0:
+        if one.session is None or one.quality == "broken" or one.row.hours == 0:
             continue
         idle_steps = one.idle_steps if one.stands else None
         if one.stands and one.busy == 0:
@@ -164,6 +165,7 @@ def test_memory_and_cpus_not_used_are_those_of_a_plain_count(case: tuple[list[Ro
         return
     history = history_of(world)
     finding = unused_requests(history, use_of_history(history, measured_frame(found)))
+    found = [one for one in found if one.quality != "broken"]
     steps = {id(one): len(one.row.steps()) for one in found}
     memory = [one for one in seen(found) if one.peak is not None and steps[id(one)]]
     left = sum(max(100 - (one.peak or 0), 0) * steps[id(one)] for one in memory)
@@ -184,3 +186,11 @@ def test_nothing_measured_is_not_known_and_not_zero() -> None:
     measured = use_of_history(history, unknown)
     assert np.isnan(measured["utilization"]).all()
     assert held_and_unused(history, measured).estimate.value is None
+
+
+def test_a_session_is_known_by_the_name_of_its_job() -> None:
+    row = Row(0, 0, 0, 8, "COMPLETED", 1)
+    history = a_history(frame_row(row) | {"name": "sys/dashboard/sys/jupyter"}, end=END * STEP_S)
+    found = measured_frame([Used(row, 0.0, *[None] * 5, 1.0, 0, "ok")])
+    finding = held_and_unused(history, use_of_history(history, found))
+    assert [*finding.parts["by_kind"]] == ["interactive"]

@@ -18,6 +18,9 @@ from torch.utils.data import TensorDataset
 
 from helios.training import elastic
 
+PACE_S = 0.03
+"""Between two parts: else workers train as fast as they can while a test waits for another to start."""
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--batch", type=int, default=24)
@@ -76,6 +79,7 @@ seen = lost = 0.0
 log = (given.out / f"{os.getpid()}.jsonl").open("a", buffering=1)
 for epoch in training:
     for x, y in epoch:
+        time.sleep(PACE_S)
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
         obey()

@@ -36,6 +36,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def plain_losses(steps: int) -> list[float]:
     """Return the losses of the same model in an ordinary loop."""
+    torch.set_num_threads(1)
     inputs = torch.randn(240, 8, generator=torch.Generator().manual_seed(1))
     target = (inputs[:, :2].sum(1) > 0).long()
     with torch.random.fork_rng([]):

@@ -9,6 +9,7 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -16,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.training.elastic_sim import simulator
+from helios.training.elastic_sim.learned_profile import learn_profile
 from helios.training.elastic_sim.simulator import CHANGE_S, AllocationInvalid, ElasticJob, simulate
 from helios.training.model import PauseTrial, PoolAction, PoolSnapshot, ResizeTrial, StartTrial, Trial, node_name
+from helios.training.services.elastic import Elastic, ElasticOptions
+from helios.training.sizes.model import BatchLimits, ElasticState, Gradient, StepRun, StepTime
 from tests.examples import examples
 from tests.unit.training.elastic_sim.models import model
 
@@ -202,3 +206,25 @@ def test_a_service_that_starts_nothing_is_stopped(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(simulator, "LONGEST_S", 86_400)
     with pytest.raises(AllocationInvalid, match="not ended after 1 days"):
         simulate([job(tmp_path)], Give())
+
+
+@pytest.mark.parametrize("trials", [2, 3, 4])
+def test_equal_trials_do_not_lose_by_tries_of_a_second_device(trials: int) -> None:
+    # A second device brings nothing, and can be given back only after a minute.
+    limits, steps = BatchLimits(64, 64, 1, 64), tuple((StepRun(1, n, 64 // n), StepTime(1.0, 0.5)) for n in (1, 2))
+    shown = ElasticState(
+        asked=1, most=1, limits=limits, submit_s=0.0, measured=steps, gradient=Gradient(1.0, 64.0), batch=64, work=120.0
+    )
+    profile = learn_profile("train.py", limits, [shown])
+    asked = ElasticJob("a", 0, profile, gpus=1, batch=64, most_gpus=2, every_s=60.0, family="train.py")
+    changing, kept = (
+        simulate(
+            [asked] * trials,
+            Elastic(ElasticOptions(rule=rule)),
+            devices=simulator.make_devices((2,)),
+            change_s=1,
+            start_s=10,
+        )
+        for rule in ("soonest", "fixed")
+    )
+    assert fmean(each.completion_s for each in changing) < 1.01 * fmean(each.completion_s for each in kept)
