@@ -55,14 +55,13 @@ def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Pa
     with Warehouse.open(site.settings.database.url) as warehouse:
         user = None if reader.is_admin else reader.user
         starts = start_accuracy(warehouse, site.name(), now=site.clock(), user=user)
-        judged = warehouse.remembered(site.name(), JUDGED_USE) if reader.is_admin else None
-    sections = [*page.sections, Section(title="Estimated starts", sentences=[starts.sentence()])]
-    values = {**page.values, "starts": plain(starts)}
+        text = warehouse.remembered(site.name(), JUDGED_USE)
+    judged = json.loads(text) if text and reader.is_admin else []  # it is of everybody's jobs
+    sections = [Section(title="Estimated starts", sentences=[starts.sentence()])]
     if judged:
-        sentences = json.loads(judged)
-        sections.append(Section(title="Predictions of use, in the last nightly report", sentences=sentences))
-        values["use"] = sentences
-    return replace(page, sections=sections, values=values)
+        sections.append(Section(title="Predictions of use, in the last nightly report", sentences=judged))
+    values = {**page.values, "starts": plain(starts), "use": judged}
+    return replace(page, sections=[*page.sections, *sections], values=values)
 
 
 def prediction_charts(days: pd.DataFrame, timezone: str) -> list[Chart]:

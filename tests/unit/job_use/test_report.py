@@ -100,8 +100,8 @@ def test_unmeasured_users_have_no_idle_hours_and_come_last(query: ReportQuery) -
         ("week", {"2026-03-02": 100.0}),
         ("class", {"unknown": 40.0, "idle (<1 %)": 50.0, ">=75 %": 10.0}),
         ("memory", {"unknown": 80.0, ">=3/4": 20.0}),
-        ("kind", {f"{user}: Jobs 'train' in gpu of 2 GPUs and 4 CPUs": hours for user, hours in
-                  (("bob", 40.0), ("alice", 20.0), ("carol", 40.0))}),
+        ("kind", {f"{user}: Jobs '{name}' in gpu of 2 GPUs and 4 CPUs": hours for user, name, hours in
+                  (("bob", "train", 40.0), ("alice", "interactive", 20.0), ("carol", "train", 40.0))}),
     ],
 )  # fmt: skip
 def test_hours_are_summed_by_group(query: ReportQuery, by: str, hours: dict[str, float]) -> None:

@@ -46,7 +46,7 @@ def test_what_jobs_used_is_asked_for_with_their_steps(program: Program, tmp_path
     Accounting(shell=Shell(folder=str(folder))).use_window(START, END, path=tmp_path / "use.txt", steps=steps)
     asked = (tmp_path / "asked").read_text()
     assert ("--allocations" in asked) is not steps
-    assert "--duplicates" in asked and asked.strip().endswith("MaxRSS,AdminComment")
+    assert "--duplicates" in asked and asked.strip().endswith("MaxRSS,JobName,AdminComment")
 
 
 FORGED = "x\n2|2|bob|COMPLETED|1795255120|1795255121|1795255122|00:00:01|y"
