@@ -216,7 +216,10 @@ class SumChanges:
         self._store(Cells.joined(levels))
 
     def _store(self, cells: Cells) -> None:
-        """Add cells of all levels at once, since each statement costs as much as some hundred rows."""
+        """Add cells of all levels to the stored sums.
+
+        They are written together, since each statement costs as much as some hundred rows.
+        """
         table = schema.job_sums
         begins, level = cells.keys["begins_at"], cells.keys["level"]
         ends = [
