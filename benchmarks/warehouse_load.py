@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,7 @@ from helios.ingest import open_trace
 from helios.model import JOBS, REJECTS, Batch
 from helios.warehouse import Warehouse
 from helios.warehouse.engine import engine_for
+from helios.warehouse.job_sums import SumChanges
 from tests.postgres import fresh_database, postgres_server
 from tests.traces import TRACES
 
@@ -63,6 +65,7 @@ with sqlite3.connect(sys.argv[2]) as connection:
     pandas.read_csv(sys.argv[1], sep="|", low_memory=False).to_sql("jobs", connection, index=False)
 """
 BATCH_ROWS = 50_000
+SYNC_ROWS = 200
 # method="multi" compiles one statement of all rows: so slow that a tenth of the rows shows its rate.
 MULTI_SHARE = 10
 
@@ -190,6 +193,7 @@ def on_sqlite(label: str, jobs: pd.DataFrame) -> None:
 
 def _on_sqlite(jobs: pd.DataFrame, folder: Path) -> None:
     ours = warehouse(jobs, f"sqlite:///{folder / 'helios.db'}")
+    cost_of_sums(jobs, folder)
     peers = []
     with closing(sqlite3.connect(folder / "raw.db")) as raw:
         peers.append(to_sql("to_sql, sqlite3 connection", jobs, raw))
@@ -230,6 +234,26 @@ def warehouse(jobs: pd.DataFrame, url: str) -> float:
             "Warehouse.jobs, three columns", len(jobs), lambda: opened.jobs("c", columns=["user", "gpus", "run_time_s"])
         )
     return rate
+
+
+def cost_of_sums(jobs: pd.DataFrame, folder: Path) -> None:
+    """Print the CPU time of a load with the sums by day and without, and of a small load after it, like a sync."""
+
+    def spent(label: str, *parts: pd.DataFrame) -> list[float]:
+        with Warehouse.open(f"sqlite:///{folder / label}.db") as opened:
+            found = []
+            for number, part in enumerate(parts):
+                began = time.process_time()
+                opened.load(batches(part), cluster="c", path="p", sha256=str(number), format="sacct", timezone="UTC")
+                found.append(time.process_time() - began)
+        return found
+
+    parts = (jobs, jobs.tail(SYNC_ROWS).assign(run_time_s=1.0))
+    summed = spent("sums", *parts)
+    with patch.object(SumChanges, "add"):
+        plain = spent("plain", *parts)
+    for label, with_sums, without in zip(("all", f"{SYNC_ROWS} known ones again"), summed, plain, strict=True):
+        print(f"  CPU time of loading {label}: {with_sums:.2f} s, {with_sums / without:.2f} x that without sums by day")
 
 
 def batches(jobs: pd.DataFrame) -> Iterator[Batch]:

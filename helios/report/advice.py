@@ -277,7 +277,8 @@ def _rows(alike: Columns, chosen: Flags) -> Columns:
 
 
 def _central_interval(values: Floats, meaning: str, unit: str) -> Interval:
-    low, high = np.quantile(values, (0.1, 0.9))
+    # As np.quantile, which takes ten times as long for so few values.
+    low, high = np.interp(np.array([0.1, 0.9]) * (len(values) - 1), np.arange(len(values)), np.sort(values))
     return Interval(meaning=meaning, low=float(low), high=float(high), unit=unit)
 
 

@@ -60,6 +60,8 @@ def gpu_advice(
     exempt : mapping of str to collection of str, optional
         Users, accounts and partitions of which nothing is said, by column.
     """
+    if not runs["is_measured"].any():
+        return []
     for column, names in (exempt or {}).items():
         runs = runs[~runs[column].isin([*names])]
     runs = runs[runs["user"].notna()].reset_index(drop=True)

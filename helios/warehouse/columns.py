@@ -213,10 +213,11 @@ def _series(column: pa.ChunkedArray, dtype: str, strings: StringTable | None) ->
     if dtype == "object":
         return pd.Series(column.to_pylist(), dtype=object)
     if dtype == TIME:
-        return pd.Series(column.cast(pa.timestamp("us", "UTC")).to_pandas()).astype(pandas_dtype(TIME))
+        moments = pc.fill_null(column, np.iinfo(np.int64).min).to_numpy().view("M8[us]")  # the least one is NaT
+        return pd.Series(pd.DatetimeIndex(moments).tz_localize("UTC"))
     if dtype == "str":
-        return pd.Series(column.to_pandas(), dtype="str")
-    return pd.Series(column.to_numpy()).astype(pandas_dtype(dtype))
+        return pd.Series(pd.array(column, dtype="str"))
+    return pd.Series(column.to_numpy(), dtype=pandas_dtype(dtype))
 
 
 def _categories(column: pa.ChunkedArray, strings: StringTable | None) -> pd.Series:

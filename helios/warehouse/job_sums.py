@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Self
@@ -35,7 +35,7 @@ COLUMNS = (
 )
 """Columns of jobs that sums are made of."""
 DIMENSIONS = ("partition", "account", "user", "size")
-KEYS = ("begins_at", *DIMENSIONS)
+KEYS = ("level", "begins_at", *DIMENSIONS)
 ALL_GROUPS = -1
 """Stands in a column of groups for all of them."""
 UNKNOWN = 0
@@ -187,7 +187,7 @@ class SumChanges:
         of_group = {name: values[cells["group"]] for name, values in keys.items()}
         self._parts.append(
             Cells(
-                keys={"begins_at": edges[cells["period"]], **of_group},
+                keys={"level": np.zeros(len(cells), dtype=np.int64), "begins_at": edges[cells["period"]], **of_group},
                 measures=sign * cells[list(MEASURES)].to_numpy(),
                 bins={**bins, "count": sign * bins["count"]},
             )
@@ -204,52 +204,63 @@ class SumChanges:
         if not len(days.measures):
             return
         months = days.summed(begins_at=months_of(self._zone, days.keys["begins_at"]))
+        levels = []
         for level, (unit, dimensions) in enumerate(LEVELS):
             cells = days if unit == "day" else months
-            if dimensions != DIMENSIONS:
-                everything = np.full(len(cells.measures), ALL_GROUPS, dtype=np.int64)
-                # Of the days only waits are asked for by group.
-                cells = cells.where_kind(0) if unit == "day" else cells
-                cells = cells.summed(**{name: everything for name in DIMENSIONS if name not in dimensions})
-            self._store(level, cells)
+            merged = [name for name in DIMENSIONS if name not in dimensions]
+            # Of the days only waits are asked for by group.
+            cells = cells.where_kind(0) if unit == "day" and merged else cells
+            values = {"level": level, **dict.fromkeys(merged, ALL_GROUPS)}
+            keys = {name: np.full(len(cells.measures), value, dtype=np.int64) for name, value in values.items()}
+            levels.append(cells.summed(**keys) if merged else replace(cells, keys=cells.keys | keys))
+        self._store(Cells.joined(levels))
 
-    def _store(self, level: int, cells: Cells) -> None:
-        table, key = schema.job_sums, ("level", *KEYS)
-        begins = cells.keys["begins_at"]
+    def _store(self, cells: Cells) -> None:
+        """Add cells of all levels to the stored sums.
+
+        They are written together, since each statement costs as much as some hundred rows.
+        """
+        table = schema.job_sums
+        begins, level = cells.keys["begins_at"], cells.keys["level"]
         ends = [
-            sa.select(end(table.c.begins_at)).filter_by(cluster_id=self._cluster_id, level=level).scalar_subquery()
+            sa.select(end(table.c.begins_at)).filter_by(cluster_id=self._cluster_id, level=one).scalar_subquery()
             for end in (sa.func.min, sa.func.max)
+            for one in range(len(LEVELS))
         ]
-        first, last = self._connection.execute(sa.select(*ends)).one()
-        is_apart = np.full(len(begins), True) if first is None else (begins < first) | (begins > last)
+        never = (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
+        stored_ends = np.array(self._connection.execute(sa.select(*ends)).one(), dtype=object).reshape(2, len(LEVELS))
+        first, last = (
+            np.array([without if end is None else end for end in one], dtype=np.int64)[level]
+            for one, without in zip(stored_ends, never, strict=True)
+        )
+        is_apart = (begins < first) | (begins > last)
         filled = cells.where(is_apart & ~cells.are_empty())
-        self._bulk.insert(self._connection, table, self._rows(level, filled))
+        self._bulk.insert(self._connection, table, self._rows(filled))
         cells = cells.where(~is_apart)
         if not len(cells.measures):
             return
-        keys = self._rows(level, cells).select(["cluster_id", *key])
+        keys = self._rows(cells).select(["cluster_id", *KEYS])
         with self._bulk.staged(self._connection, keys, table=table) as incoming:
-            same = [table.c[name] == incoming.c[name] for name in ("cluster_id", *key)]
+            same = [table.c[name] == incoming.c[name] for name in ("cluster_id", *KEYS)]
             # SQLite would scan the sums of the cluster for an inner join.
             joined = sa.select(*table.c).join_from(incoming, table, sa.and_(*same), isouter=True)
             stored = self._bulk.select(self._connection, joined)
         stored = stored.filter(stored["cluster_id"].is_valid())
         cells = Cells.joined([cells, stored_cells(stored)]).summed()
         empty = cells.are_empty()
-        rows = self._rows(level, cells)
+        rows = self._rows(cells)
         self._bulk.replace(self._connection, table, rows.filter(pa.array(~empty)))
-        gone = rows.filter(pa.array(empty)).select(["cluster_id", *key]).to_pylist()
+        gone = rows.filter(pa.array(empty)).select(["cluster_id", *KEYS]).to_pylist()
         if gone:
             found = sa.and_(*(table.c[name] == sa.bindparam(f"key_{name}") for name in gone[0]))
             named = [{f"key_{name}": value for name, value in row.items()} for row in gone]
             self._connection.execute(sa.delete(table).where(found), named)
 
-    def _rows(self, level: int, cells: Cells) -> pa.Table:
+    def _rows(self, cells: Cells) -> pa.Table:
         n_cells = len(cells.measures)
         return pa.table(
             {
                 "cluster_id": np.full(n_cells, self._cluster_id),
-                "level": np.full(n_cells, level),
                 **cells.keys,
                 **{name: np.ascontiguousarray(cells.measures[:, n]) for n, name in enumerate(MEASURES)},
                 **{name: _texts(cells, kind) for kind, name in enumerate(DISTRIBUTIONS)},

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics.job_sums import Sums, bin_quantiles
+from helios.metrics.job_sums import MEASURES, Sums, bin_quantiles
 from helios.metrics.occupancy import (
     FAILURES,
     STILL_RUNNING,
@@ -278,7 +278,7 @@ def usage_of_sums(group: str, use: Use, *, title: str, timezone: str = "UTC") ->
     rows = _figures_of_sums(cells, use, by).sort_values([by, "jobs", "group"], ascending=[False, False, True])
     total = None
     if len(cells):
-        everything = cells.assign(period=0, group=0).groupby("group", as_index=False).sum()
+        everything = pd.DataFrame({name: [cells[name].sum()] for name in MEASURES}).assign(period=0, group=0)
         whole = replace(
             use,
             sums=Sums(cells=everything, bins=use.sums.bins.assign(cell=0)),
@@ -306,32 +306,36 @@ def _figures_of_sums(cells: pd.DataFrame, use: Use, by: str) -> pd.DataFrame:
     """Return the figures of each group."""
     # Of jobs whose GPUs or nodes are all unknown, the hours are unknown and not 0.
     known = {"gpu": "with_gpus", "lost_gpu": "with_gpus", "node": "with_nodes", "cpu": "present", "lost_cpu": "present"}
-    figures = pd.DataFrame(
-        {
-            "group": [use.names[group] for group in cells["group"]],
-            "jobs": cells["submitted"].to_numpy(),
-            **{
-                f"{name}_hours": (cells[f"{name}_ms"] / 3_600_000).where(cells[count] > 0).to_numpy()
-                for name, count in known.items()
-            },
-            "mean_wait_s": _ratio(cells["wait_ms"] / 1000, cells["waits"]),
-            "failed_share": _ratio(cells["failed"], cells["finished"]),
-            "timeout_share": _ratio(cells["timed_out"], cells["finished"]),
-        }
-    )
+    # Arrays, because pandas takes a tenth of a second for the few rows of a page.
+    sums = {name: cells[name].to_numpy() for name in MEASURES}
+    figures: dict[str, Any] = {
+        "group": [use.names[group] for group in cells["group"]],
+        "jobs": sums["submitted"],
+        **{
+            f"{name}_hours": np.where(sums[count] > 0, sums[f"{name}_ms"] / 3_600_000, np.nan)
+            for name, count in known.items()
+        },
+        "mean_wait_s": _ratio(sums["wait_ms"] / 1000, sums["waits"]),
+        "failed_share": _ratio(sums["failed"], sums["finished"]),
+        "timeout_share": _ratio(sums["timed_out"], sums["finished"]),
+    }
     named = {"wait": ("p50_wait_s", "p95_wait_s", "longest_wait_s"), "run_time": ("p50_run_time_s",)}
     for kind, names in (named | {"over_asked": ("over_asked",)}).items():
         found = bin_quantiles(use.sums.bins, kind, (0.5, 0.95, 1.0)[: len(names)], n_cells=len(use.sums.cells))
-        figures[list(names)] = found[:, cells.index.to_numpy()].T
-    waiting = use.waiting.groupby("group")["wait_s"].agg(["size", "max"]).reindex(cells["group"])
-    figures["waiting"] = waiting["size"].fillna(0).to_numpy().astype(np.int64)
-    figures["longest_wait_s"] = np.fmax(figures["longest_wait_s"], waiting["max"].to_numpy())
-    return figures.assign(hours_share=figures[by] / (figures[by].sum() or np.nan))
+        figures |= dict(zip(names, found[:, cells.index.to_numpy()], strict=True))
+    group, wait_s = use.waiting["group"].to_numpy(), use.waiting["wait_s"].to_numpy()
+    waiting, longest_s = np.zeros(len(use.names), dtype=np.int64), np.full(len(use.names), np.nan)
+    np.add.at(waiting, group, 1)
+    np.fmax.at(longest_s, group, wait_s)
+    place = cells["group"].to_numpy()
+    figures["waiting"] = waiting[place]
+    figures["longest_wait_s"] = np.fmax(figures["longest_wait_s"], longest_s[place])
+    hours = figures[by]
+    return pd.DataFrame({**figures, "hours_share": hours / (np.nansum(hours) or np.nan)})
 
 
-def _ratio(amount: pd.Series[Any], count: pd.Series[Any]) -> Floats:
-    values = count.to_numpy(dtype=np.float64)
-    ratio: Floats = amount.to_numpy(dtype=np.float64) / np.where(values > 0, values, np.nan)
+def _ratio(amount: NDArray[Any], count: NDArray[Any]) -> Floats:
+    ratio: Floats = amount / np.where(count > 0, count, np.nan)
     return ratio
 
 
