@@ -56,7 +56,7 @@ SLOWEST ?= 50
 pytest: $(VENV)/.tools browser
 	$(BIN)/pytest --numprocesses $(WORKERS) --durations $(SLOWEST)
 
-nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
+nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and sixty times the examples of properties
 	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
 
 dist: $(VENV)/.tools ## Build wheel and sdist into dist/, and packages for Debian and rpm that install without a network

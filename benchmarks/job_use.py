@@ -1,16 +1,27 @@
-"""How well the use of runs is predicted, beside naive ways, on measurements of real clusters.
+"""How well the use of runs is predicted, on measurements of real clusters, and what reading and reporting use costs.
 
 Each run is predicted from those that had ended when it was submitted; the last part of each file counts. ``violet``
 (a company's containers, no GPU memory, no users but teams) is predicted at submission; ``supercloud`` (75 jobs of MIT
 SuperCloud, no users, no requests) after 15 minutes. Neither can judge the memory of a user's next job: a site judges
 that itself, ``helios study sharing`` prints it.
 
+The cost is in CPU seconds of commands, on invented jobs of one GPU: loading them, their use from accounting, reports on
+it, and the use of others from a real Prometheus on this machine. The goals are 1.3 times the load, and 20 ms a job.
+
 Usage: python -m benchmarks.job_use DIRECTORY [DAY]   (with violet/ and supercloud/; DAY: first that counts of violet)
+       python -m benchmarks.job_use cost [JOBS [JOBS_OF_PROMETHEUS]]   (100000, and 2000; 0: none)
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
 import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +33,8 @@ from sklearn.metrics import (  # type: ignore[import-untyped]  # because scikit-
 )
 
 from helios.predict.job_use import RunsWithUse, kinds_of_runs, predict_use, predict_use_again
+from tests.prometheus_rig import RealPrometheus, Samples
+from tests.use_files import comment, of_node, summary
 
 FIRST_DAY = "2023-12-11"
 SAMPLE_S = 300
@@ -157,8 +170,85 @@ def judge_supercloud(directory: Path) -> None:
         print_memory(f"95 % of memory, {name}", found.memory_mib, jobs)
 
 
+FIELDS = "JobIDRaw|User|Account|Partition|JobName|State|Submit|Start|End|Timelimit|AllocTRES|NTasks|MaxRSS|AdminComment"
+TRES = "cpu=4,mem=16G,gres/gpu=1"
+RUN_S = 1_200
+ON_A_GPU_S = 1_800
+GPUS = 200
+
+
+def write_sacct(path: Path, jobs: int, end: datetime) -> None:
+    """Write jobs that ended before a time as sacct does, each with a summary of jobstats and a step."""
+    with path.open("w") as file:
+        print(FIELDS, file=file)
+        for number in range(1, jobs + 1):
+            begin = end - timedelta(seconds=(jobs - number) // GPUS * ON_A_GPU_S + RUN_S)
+            times = "|".join(f"{at:%Y-%m-%dT%H:%M:%S}" for at in (begin, begin, begin + timedelta(seconds=RUN_S)))
+            said = comment(summary(of_node(gpu_utilization={"0": number % 1000 / 10}), total_time=RUN_S))
+            print(f"{number}|u{number % 50}|a|gpu|x{number}|COMPLETED|{times}|02:00:00|{TRES}|||{said}", file=file)
+            print(f"{number}.batch|||||COMPLETED|{times}||{TRES}|1|1G|", file=file)
+
+
+def scraped(jobs: int, end: datetime) -> Samples:
+    """Return the samples of the same jobs in the format of jobstats' exporters."""
+    samples = Samples()
+    for number in range(1, jobs + 1):
+        begin_s = end.timestamp() - (jobs - number) // GPUS * ON_A_GPU_S - RUN_S
+        gpu = {"instance": f"n{number % GPUS}:9445", "minor_number": "0", "uuid": f"G{number % GPUS}"}
+        for name, value in (("duty_cycle", number % 100), ("memory_used_bytes", 2**30), ("memory_total_bytes", 2**35)):
+            labels = gpu | {"jobid": str(number)}
+            samples.add(f"nvidia_gpu_{name}", labels, begin_s, begin_s + RUN_S, partial(_always, value))
+    return samples
+
+
+def _always(value: float, _: float) -> float:
+    return value
+
+
+def cpu_s(environment: dict[str, str], *words: str, times: int = 1) -> tuple[float, str]:
+    """Return the CPU seconds of a command of Helios, the least of some runs, and what it prints."""
+    found, command = [], [sys.executable, "-m", "helios", *words]
+    for _ in range(times):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        said = subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, text=True).stdout
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found), said
+
+
+def measure_cost(jobs: int, of_prometheus: int) -> None:
+    """Print the CPU seconds of commands, of which some 1 is their start."""
+    end = datetime.fromtimestamp(time.time() // 30 * 30, UTC) - timedelta(hours=1)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        for name, number in (("accounting", jobs), ("prometheus", of_prometheus)):
+            write_sacct(folder / name, number, end)
+        at = {"HELIOS_DATABASE_URL": f"sqlite:///{folder / 'accounting.db'}"}
+        cpu_s(at, "db", "upgrade")
+        load, _ = cpu_s(at, "trace", "load", str(folder / "accounting"), "--cluster", "venus")
+        use, _ = cpu_s(at, "trace", "use", str(folder / "accounting"), times=3)
+        print(f"{jobs:,} jobs: load {load:.1f} s, use from accounting {use:.1f} s, {use / load:.2f} times (asked: 1.3)")
+        first = end - timedelta(seconds=jobs / GPUS * ON_A_GPU_S)
+        window = ("-S", f"{first:%Y-%m-%d}", "-E", f"{end:%Y-%m-%d}")
+        for by in ("user", "week", "kind", "job"):
+            cost, _ = cpu_s(at, "report", "use", "--by", by, "--json", *window, times=3)
+            print(f"  report use --by {by}: {cost:.1f} s")
+        if not of_prometheus:
+            return
+        at = {"HELIOS_DATABASE_URL": f"sqlite:///{folder / 'prometheus.db'}"}
+        cpu_s(at, "db", "upgrade")
+        cpu_s(at, "trace", "load", str(folder / "prometheus"), "--cluster", "venus")
+        with RealPrometheus(folder, samples=scraped(of_prometheus, end)) as server:
+            at |= {"HELIOS_PROMETHEUS_URL": server.url, "HELIOS_PROMETHEUS_DIALECT": "jobstats"}
+            cost, said = cpu_s(at, "trace", "use")
+        print(f"{said.strip()}; {1000 * cost / of_prometheus:.1f} ms a job (asked: 20)")
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
+    if sys.argv[1] == "cost":
+        measure_cost(*(int(word) for word in [*sys.argv[2:4], "100000", "2000"][:2]))
+        raise SystemExit
     judge_violet(Path(sys.argv[1]), *(sys.argv[2:3] or [FIRST_DAY]))
     judge_supercloud(Path(sys.argv[1]))

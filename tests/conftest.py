@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from helios.jit import cache_folder
-from tests.examples import USUAL
+from tests.examples import NIGHTLY, USUAL
 from tests.reaper import REAPER
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 settings.register_profile("here", deadline=None, max_examples=USUAL)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=USUAL)
-settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=40 * USUAL)
+settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=NIGHTLY)
+# Threads that wait for each other do so in a loop: on busy processors a training took 25 times as long, all of it CPU.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Reading a module's compiled code takes a tenth of compiling it, and a thousand are imported by tests and commands.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-USUAL = 25
+USUAL, NIGHTLY = 15, 1_000
 """Examples of a property that does not say how many."""
 
 
-def examples(usual: int) -> int:
-    """Return how many examples a property runs in the profile in force: ``usual`` of them in the usual one."""
-    return usual * max(1, settings.default.max_examples // USUAL)
+def examples(count: int) -> int:
+    """Return how many examples a property runs in the profile in force: ``count`` where others run 25."""
+    return max(1, count * settings.default.max_examples // 25)

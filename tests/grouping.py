@@ -51,14 +51,16 @@ LONG = (
     WAITS,
     "tests/story/",
     "tests/unit/app/test_nightly.py",
-    "tests/unit/training/fused/",
-    "tests/unit/training/pool/",
-    "tests/unit/training/services/",
+    "tests/unit/app/test_controllers_many_cycles.py",
+    "tests/unit/training/",
+    "tests/unit/web/",
+    "tests/unit/test_task.py",
+    "tests/contract/",
 )
 """Modules of these beginnings start after ``GROUPS``, all others after them.
 
-Those of training pools take up to two minutes each, and are nearly the last by their names: started last, one of them
-keeps a single worker busy at the end.
+Those of training and of the web page take up to two minutes each, and are the last by their names: started last, one of
+them keeps a single worker busy at the end.
 """
 ON_POSTGRES = re.compile(r"\[(.*-)?postgresql(-.*)?\]$")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "helios"
 BUDGET = {
-    "top, model, metrics": 4_700,
+    "top, model, metrics": 4_750,
     "ingest": 4_450,
     "warehouse": 3_400,
     "predict": 4_350,
@@ -27,7 +27,7 @@ BUDGET = {
     "daemon": 950,
     "cli": 2_900,
     "testing": 1_400,
-    "web": 2_800,
+    "web": 2_900,
     "training": 18_300,
     "study": 6_150,
     "job_use": 2_000,
@@ -40,6 +40,7 @@ app's, 250 and 300 are a job's life, alike jobs, and answers on one user, accoun
 are running jobs that yield, and their rails. What jobs use is ``job_use``, of which 200 predict from the first minutes
 of a run and judge it each night, 450 of the core, of which 200 are the report's advice and sentences, and of the study
 650, what is held and unused and what sharing GPUs brings.
+Of the web's, 100 are QOS, reservations and what a job like the last one would meet.
 Of the warehouse 200 are that use and answers from the sums, of the app 300 what is known of a record at its ends."""
 GROWTH = 0.05
 GOALS = {"core": 46_500, "training": 13_000, "study": 5_500, "job_use": 1_800}

@@ -6,10 +6,11 @@ They use the live queue, the history and the audit log.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,8 +28,10 @@ from helios.app.explain_past import (
     made_predictions,
     read_or_empty,
     text_of,
+    with_estimates,
     with_job_use,
 )
+from helios.app.start_estimates import keep_estimate, keep_estimates
 from helios.choices import Domain
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
@@ -51,9 +54,18 @@ from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
 
-T = TypeVar("T")
-
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
+
+NO_LOCK: AbstractContextManager[Any] = nullcontext()
+"""For a controller that one thread uses."""
+
+NEW_JOB = "new"
+"""Id of a job that nobody has submitted."""
+LIKE = (
+    *("user", "account", "qos", "partition", "name"),
+    *("time_limit_s", "nodes", "cpus", "gpus", "gpu_type", "memory_mib"),
+)
+"""Columns in which a job is like another one."""
 
 _STEP = re.compile(r"(\d+(?:[_+]\d+)?)\.\w+", re.ASCII)
 
@@ -141,13 +153,17 @@ class NothingKept(UsageError):
     """No Helios has run with these settings, so nothing is recorded."""
 
 
-def explain(cycles: JobController, job_id: str) -> JobExplanation:
+def explain(cycles: JobController, job_id: str, *, lock: AbstractContextManager[Any] = NO_LOCK) -> JobExplanation:
     """Return everything Helios knows about a job, pending, running or over.
+
+    The estimate of its start is kept.
 
     Parameters
     ----------
     job_id : str
         Id as a person writes it, such as ``123`` or ``123_7`` for an array.
+    lock : context manager
+        Held while the controller is used, and not while the queue is simulated.
 
     Raises
     ------
@@ -165,10 +181,24 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
         )
     if step := _STEP.fullmatch(job_id):
         raise UsageError(f"{job_id} is a step of a job.", hint=f"Ask for the job: helios why {step[1]}")
+    with lock:
+        found, waiting = _explain_now(cycles, job_id)
+    if waiting is None:
+        return found
+    found = replace(found, start=waiting.forecast_one(waiting.jobs.iloc[0], task=job_id.partition("_")[2]))
+    keep_estimate(cycles.settings.database.url, cycles.site.name, found)
+    return found
+
+
+def _explain_now(cycles: JobController, job_id: str) -> tuple[JobExplanation, WaitingJobs | None]:
+    """Return what is known of a job but its start.
+
+    Where it waits, what its start is forecast from is returned with it.
+    """
     snapshot = cycles.site.cluster.snapshot()
     name, url = cycles.site.name, cycles.settings.database.url
     if find_queued(snapshot, job_id) is None:
-        return explain_past(url, name, job_id, now=snapshot.taken_at, looked="in the queue, nor ")
+        return explain_past(url, name, job_id, now=snapshot.taken_at, looked="in the queue, nor "), None
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
         predicted = cycles.predictions(snapshot)
@@ -185,10 +215,10 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
             prediction = first_prediction(made)
             job = job if np.isnan(prediction["p50_s"]) else pd.Series(job.to_dict() | prediction)
     found = _explain_queued(cycles, predicted, job, applied_changes, decisions, compared_with=compared_with)
-    start = _start(cycles, predicted, job, job_id) if found.rank else None
-    found = replace(found, remaining_s=remaining_s, start=start, runs=runs, target=target, predictions=made)
+    found = replace(found, remaining_s=remaining_s, runs=runs, target=target, predictions=made)
     with Warehouse.open(url) as warehouse:
-        return with_job_use(warehouse, name, found)
+        found = with_estimates(warehouse, name, with_job_use(warehouse, name, found))
+    return found, WaitingJobs.read(cycles, predicted, job.to_frame().T) if found.rank else None
 
 
 def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: datetime) -> JobRuns:
@@ -202,8 +232,84 @@ def _live_runs(warehouse: Warehouse, cluster: str, job: pd.Series[Any], *, now: 
     return JobRuns.of(pd.concat(runs, ignore_index=True), now=now)
 
 
-def starts_of(cycles: JobController, snapshot: Snapshot, jobs: pd.DataFrame) -> list[StartForecast]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJobs:
+    """Jobs of a queue, with what their starts are forecast from.
+
+    Attributes
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    jobs : DataFrame
+        Rows of ``snapshot.pending``.
+    site : SlurmSite, optional
+        None where ``problem`` says why there is no forecast.
+    history : DataFrame
+        Columns of ``JOBS``.
+    wider : float
+        Factor by which intervals are widened.
+    problem : str
+    """
+
+    snapshot: Snapshot
+    jobs: pd.DataFrame
+    site: SlurmSite | None = None
+    history: pd.DataFrame = field(default_factory=JOBS.empty)
+    wider: float = float("nan")
+    problem: str = ""
+
+    @classmethod
+    def read(cls, cycles: JobController, snapshot: Snapshot, jobs: pd.DataFrame) -> WaitingJobs:
+        """Read the rules of the cluster and the history."""
+        from helios.app.start_forecast import stored_widening  # noqa: PLC0415 - it compiles
+
+        found = cls(snapshot=snapshot, jobs=jobs)
+        try:
+            site, history = cycles.site.rules(), cycles.predictions.knowledge.history
+            with Warehouse.open(cycles.settings.database.url) as warehouse:
+                wider = stored_widening(warehouse, cycles.site.name, snapshot.taken_at)
+        except Exception as reason:  # all the rest of an answer must not be lost with the forecast
+            return replace(found, problem=_problem(reason))
+        return replace(found, site=site, history=history, wider=wider)
+
+    def forecast(self) -> list[StartForecast]:
+        """Return when each starts, or why that is not forecast."""
+        from helios.app.start_forecast import forecast_starts  # noqa: PLC0415 - it compiles
+
+        if self.site is None:
+            return [self._unknown(self.problem)] * len(self.jobs)
+        try:
+            return forecast_starts(self.snapshot, self.site, self.history, self.jobs, wider=self.wider)
+        except Exception as reason:  # as above
+            return [self._unknown(_problem(reason))] * len(self.jobs)
+
+    def forecast_one(self, job: pd.Series[Any], *, task: str) -> StartForecast:
+        """Return when one of them starts, and with what changes earlier."""
+        from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - it compiles
+
+        if self.site is None:
+            return self._unknown(self.problem)
+        try:
+            return forecast_start(self.snapshot, self.site, self.history, job, task=task, wider=self.wider)
+        except Exception as reason:  # as above
+            return self._unknown(_problem(reason))
+
+    def _unknown(self, problem: str) -> StartForecast:
+        return StartForecast(taken_at=self.snapshot.taken_at, horizon_at=self.snapshot.taken_at, problem=problem)
+
+
+def _problem(reason: Exception) -> str:
+    if isinstance(reason, HeliosError):
+        return reason.message[:1].lower() + reason.message[1:].rstrip(".")
+    return f"it failed ({type(reason).__name__}: {reason})"
+
+
+def starts_of(
+    cycles: JobController, snapshot: Snapshot, jobs: pd.DataFrame, *, lock: AbstractContextManager[Any] = NO_LOCK
+) -> list[StartForecast]:
     """Return when some pending jobs start, or why that is not forecast.
+
+    The estimates are kept.
 
     Parameters
     ----------
@@ -211,42 +317,43 @@ def starts_of(cycles: JobController, snapshot: Snapshot, jobs: pd.DataFrame) -> 
         With predictions.
     jobs : DataFrame
         Rows of ``snapshot.pending``.
+    lock : context manager
+        As of :func:`explain`.
     """
-    from helios.app.start_forecast import forecast_starts  # noqa: PLC0415 - it compiles
-
-    def forecast(site: SlurmSite, history: pd.DataFrame, wider: float) -> list[StartForecast]:
-        return forecast_starts(snapshot, site, history, jobs, wider=wider)
-
-    found = _forecast_or_why(cycles, snapshot, forecast)
-    return [found] * len(jobs) if isinstance(found, StartForecast) else found
+    with lock:
+        waiting = WaitingJobs.read(cycles, snapshot, jobs)
+    starts = waiting.forecast()
+    keep_estimates(cycles.settings.database.url, cycles.site.name, jobs, starts)
+    return starts
 
 
-def _start(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any], job_id: str) -> StartForecast:
-    """Return when a pending job starts, or why that is not forecast."""
-    from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - it compiles
+def start_of_like(
+    cycles: JobController, snapshot: Snapshot, last: pd.Series[Any], *, lock: AbstractContextManager[Any] = NO_LOCK
+) -> StartForecast:
+    """Return when a job like another one would start now.
 
-    def forecast(site: SlurmSite, history: pd.DataFrame, wider: float) -> StartForecast:
-        return forecast_start(snapshot, site, history, job, task=job_id.partition("_")[2], wider=wider)
-
-    return _forecast_or_why(cycles, snapshot, forecast)
-
-
-def _forecast_or_why(
-    cycles: JobController, snapshot: Snapshot, forecast: Callable[[SlurmSite, pd.DataFrame, float], T]
-) -> T | StartForecast:
-    """Return a forecast, or why there is none."""
-    from helios.app.start_forecast import stored_widening  # noqa: PLC0415 - it compiles
-
-    try:
-        site, history = cycles.site.rules(), cycles.predictions.knowledge.history
-        with Warehouse.open(cycles.settings.database.url) as warehouse:
-            wider = stored_widening(warehouse, cycles.site.name, snapshot.taken_at)
-        return forecast(site, history, wider)
-    except HeliosError as reason:
-        problem = reason.message[:1].lower() + reason.message[1:].rstrip(".")
-    except Exception as reason:  # all the rest of the answer must not be lost with the forecast
-        problem = f"it failed ({type(reason).__name__}: {reason})"
-    return StartForecast(taken_at=snapshot.taken_at, horizon_at=snapshot.taken_at, problem=problem)
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    last : Series
+        Row of ``JOBS`` or ``QUEUE`` with what the job asks for.
+    lock : context manager
+        As of :func:`explain`.
+    """
+    now = pd.Timestamp(snapshot.taken_at)
+    asked = {name: last[name] for name in LIKE if name in last.index}
+    new = {"job_id": NEW_JOB, "restart": 0, "tasks": 1, "state": "PENDING", "submitted_at": now, "eligible_at": now}
+    row = QUEUE.conform(pd.DataFrame([asked | new]))
+    with lock:
+        try:
+            predicted = cycles.predictions.knowledge.predict(row, now=snapshot.taken_at, running=snapshot.running)
+            row = row.assign(**predicted)
+        except HeliosError:
+            pass  # its time limit counts
+        queue = replace(snapshot, pending=QUEUE.conform(pd.concat([snapshot.pending, row], ignore_index=True)))
+        waiting = WaitingJobs.read(cycles, queue, queue.pending.tail(1))
+    return waiting.forecast()[0]
 
 
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:

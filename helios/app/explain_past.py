@@ -29,12 +29,23 @@ from helios.errors import (
     NotEnoughHistory,
     UsageError,
 )
-from helios.model import DECISIONS, GPU_USE, JOB_USE, JOBS, PREDICTIONS, TIME, FrameKind, JobState, columns_of_id
+from helios.model import (
+    DECISIONS,
+    GPU_USE,
+    JOB_USE,
+    JOBS,
+    PREDICTIONS,
+    START_ESTIMATES,
+    TIME,
+    FrameKind,
+    JobState,
+    columns_of_id,
+)
 from helios.ports import Progress, no_progress
 from helios.report.alike import ALIKE_WITHIN, compare_alike
 from helios.report.alike import COLUMNS as ALIKE_COLUMNS
 from helios.report.job import JobExplanation, JobRuns
-from helios.report.job_life import NOT_MEASURED, NOT_RECORDED
+from helios.report.job_life import NOT_ESTIMATED, NOT_MEASURED, NOT_RECORDED
 from helios.report.job_use import PREDICTED_USE
 from helios.report.prediction import PastJob, PredictionSteps
 from helios.units import as_count, count_in_words, duration_in_words, in_number
@@ -144,8 +155,8 @@ def explain_past(url: str, cluster: str, job_id: str, *, now: datetime, looked: 
             until = over["started_at"]
             beside = warehouse.jobs(cluster, since=began - LOOK_BACK, until=until, unended_at=began, columns=_BESIDE)
         found = _explain_rows(past, listed, beside, decisions, alike=alike, predictions=made, now=now)
-        found = with_job_use(warehouse, cluster, found)
-    return found if len(found.use) else replace(found, remarks=(*found.remarks, NOT_MEASURED))
+        found = with_estimates(warehouse, cluster, with_job_use(warehouse, cluster, found))
+    return _with_gaps(found)
 
 
 def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
@@ -160,7 +171,13 @@ def explain_read(history: LoadedHistory, job_id: str) -> JobExplanation:
     now = history.jobs["submitted_at"].max()
     beside, alike = history.jobs[_BESIDE], history.jobs[ALIKE_COLUMNS]
     found = _explain_rows(rows, JOBS.empty(), beside, DECISIONS.empty(), alike=alike, predictions=NOTHING_MADE, now=now)
-    return replace(found, remarks=(*found.remarks, NOT_MEASURED))
+    return _with_gaps(found)
+
+
+def _with_gaps(found: JobExplanation) -> JobExplanation:
+    """Return the explanation with remarks on what is not known."""
+    missing = ((found.estimates, NOT_ESTIMATED), (found.use, NOT_MEASURED))
+    return replace(found, remarks=(*found.remarks, *(remark for rows, remark in missing if rows.empty)))
 
 
 def _explain_rows(
@@ -470,6 +487,20 @@ def with_job_use(warehouse: Warehouse, cluster: str, found: JobExplanation) -> J
     predicted = json.loads(text).get(found.job_id)
     is_of_job = predicted and pd.Timestamp(predicted["submitted_at"]) == submitted.max()
     return replace(found, predicted_use=predicted) if is_of_job else found
+
+
+def with_estimates(warehouse: Warehouse, cluster: str, found: JobExplanation) -> JobExplanation:
+    """Return the explanation with the estimates of its start that were kept."""
+    if found.runs is None or found.runs.runs.empty:
+        return found
+    runs = found.runs.runs
+    made = read_or_empty(
+        lambda: warehouse.start_estimates(cluster, job_id=found.job_id, submitted_at=runs["submitted_at"]),
+        START_ESTIMATES,
+    )
+    # The queue knows a start before the history does.
+    came = runs.rename(columns={"number": "restart"})[["submitted_at", "restart", "started_at", "ended_at"]]
+    return replace(found, estimates=made[START_ESTIMATES.names].merge(came, on=["submitted_at", "restart"]))
 
 
 def jobs_of_user(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:

@@ -42,6 +42,7 @@ from helios.slurm.preflight import (
     power_checks,
     run_checks,
 )
+from helios.slurm.reservations import read_reservations
 from helios.slurm.shell import Shell
 from helios.slurm.undo_file import JobsUndo
 
@@ -92,6 +93,11 @@ def no_site() -> SlurmSite:
     raise ClusterUnavailable("the scheduling rules of this cluster cannot be read")
 
 
+def no_reservations() -> pd.DataFrame:
+    """Raise that the reservations of this cluster cannot be read."""
+    raise ClusterUnavailable("the reservations of this cluster cannot be read")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LiveCluster:
     """A live cluster.
@@ -125,6 +131,8 @@ class LiveCluster:
         Returns the interface to the nodes, which is opened at the first call.
     rules : callable
         Reads the scheduling rules of the cluster now.
+    reservations : callable
+        Reads the reservations now, as a ``RESERVATIONS`` frame.
     notes : tuple of str
         How the cluster is reached, and why.
     close : callable
@@ -143,6 +151,7 @@ class LiveCluster:
     load_applied_changes: Callable[..., None] = lambda *_, **__: None
     nodes: Callable[[], NodeCluster] = no_nodes
     rules: Callable[[], SlurmSite] = no_site
+    reservations: Callable[[], pd.DataFrame] = no_reservations
     notes: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
 
@@ -182,6 +191,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         load_applied_changes=cluster.load_applied_changes,
         nodes=cache(lambda: open_nodes(slurm, racks=settings.power.racks)),
         rules=lambda: live_site(shell),
+        reservations=lambda: read_reservations(shell),
         notes=cluster.notes,
         close=cluster.close,
     )

@@ -12,6 +12,7 @@ import zlib
 from binascii import a2b_base64
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,12 @@ MARK = "JS1:"
 scontrol does not."""
 _WITHOUT_SUMMARY = {"short": UseQuality.SHORT, "none": UseQuality.NONE}
 """Words in place of a summary: the job ran for less than two samples, or Prometheus knew nothing of it."""
-_BODY = re.compile(MARK + r"([a-z0-9+/]*={0,2})", re.ASCII | re.IGNORECASE)
+_BODY = re.compile("[Jj][Ss]1:([A-Za-z0-9+/]*={0,2})")
 _MOST_BYTES = 4 << 20
 """Most bytes of an unpacked summary: 1,000 nodes of 8 GPUs have 0.5 MB."""
 _NAME = re.compile(r"[\w.:/-]{1,255}", re.ASCII)
 """What a node or a GPU may be called."""
+_MOST_NAMES = 10_000
 _MOST = 1e18
 """No number of a summary is as large: bytes, seconds and per cent."""
 _MIB = 1024.0**2
@@ -84,6 +86,11 @@ def _unpacked(text: str) -> Any:
         return None
 
 
+@lru_cache(_MOST_NAMES)
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
 class _Rows:
     """Values of jobs, nodes and GPUs as they stand in the summaries."""
 
@@ -103,12 +110,12 @@ class _Rows:
                 is_odd = True
                 continue
             self.nodes += (record, *map(values.get, _OF_NODE))
-            used, peak, total = of_gpus = [values.get(name) or {} for name in _OF_GPU]
-            if not all(isinstance(each, dict) for each in of_gpus) or not _NAME.fullmatch(node):
+            used, peak, total = (values.get(name) or {} for name in _OF_GPU)
+            if not (isinstance(used, dict) and isinstance(peak, dict) and isinstance(total, dict) and _is_name(node)):
                 is_odd = True
                 continue
             for gpu in {**used, **peak, **total}:
-                if len(gpu) > LONGEST_GPU or not _NAME.fullmatch(gpu):
+                if len(gpu) > LONGEST_GPU or not _is_name(gpu):
                     is_odd = True
                 else:
                     self.gpus += (record, node, gpu, used.get(gpu), peak.get(gpu), total.get(gpu))

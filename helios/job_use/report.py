@@ -35,6 +35,11 @@ GROUPS: Mapping[str, tuple[str, int]] = {
     "memory": ("Memory", 14),
 }
 """Name and width of the first column, by what the report is by."""
+IN_HOURS = (
+    *("hours", "measured", "idle", "inside", "failed", "busy"),
+    *("gpu_memory", "gpu_memory_known", "memory", "memory_known"),
+)
+"""Sums that grow with the time that GPUs are held."""
 LARGEST = 3
 """Users that a sentence names."""
 SUMS = declare_fields(
@@ -119,18 +124,18 @@ def use_report(query: ReportQuery, *, by: str) -> UseReport:
         )
         jobs = JOBS.conform(read)
         held, _ = held_s(jobs, since=context.since, until=context.until, now=context.query.now)
-        jobs = jobs[held > 0].reset_index(drop=True)
+        jobs, held = jobs[held > 0].reset_index(drop=True), held[held > 0]
         used = context.job_use(jobs)
         runs = with_use(jobs, used.runs)
         note = unknown_gpus_note(jobs)
         unused = unused_sentence(runs, held[held > 0])
         with_gpus = runs[runs["gpus"] > 0].reset_index(drop=True)
-        hours = _hours(context, with_gpus, used, context.since, context.until)
+        hours = _hours(with_gpus, used, held[(jobs["gpus"] > 0).to_numpy()])
         if by == "job":
             rows = _job_rows(runs, used)
             table = ReportTable(title=context.title("What jobs used"), fields=BY_JOB, shown=JOB_SHOWN, rows=rows)
         else:
-            rows = _sums(_groups(context, with_gpus, used, hours, by), by)
+            rows = _sums(_groups(context, with_gpus, hours, by), by)
             total = dict(_sums(hours.assign(group="Total"), "").iloc[0]) if len(hours) else None
             shown = CLASS_SHOWN if by in {"class", "memory"} else SHOWN
             table = ReportTable(
@@ -146,9 +151,8 @@ def use_report(query: ReportQuery, *, by: str) -> UseReport:
         return UseReport(table=context.with_coverage(table), sentences=sentences)
 
 
-def _hours(context: ReportContext, runs: pd.DataFrame, used: JobUse, since: datetime, until: datetime) -> pd.DataFrame:
-    """Return the GPU hours of a part of the window, with what else is summed."""
-    held, _ = held_s(runs, since=since, until=until, now=context.query.now)
+def _hours(runs: pd.DataFrame, used: JobUse, held: Floats) -> pd.DataFrame:
+    """Return the GPU hours of the window, with what else is summed."""
     hours = gpu_hours(runs, used.gpus, held)
     run = hours["run"].to_numpy()
     part = hours["part"].to_numpy()
@@ -160,6 +164,7 @@ def _hours(context: ReportContext, runs: pd.DataFrame, used: JobUse, since: date
     has_cpu = np.isfinite(cpu_s) & (cpus > 0)
     gpu_share, memory_share = _ratio(peak, total)[run], _ratio(memory, limit)[run]
     return hours.assign(
+        held_s=held[run],
         busy=hours["measured"] * hours["utilization"].fillna(0.0) / 100,
         gpu_memory=hours["hours"] * np.nan_to_num(gpu_share),
         gpu_memory_known=hours["hours"] * np.isfinite(gpu_share),
@@ -170,7 +175,7 @@ def _hours(context: ReportContext, runs: pd.DataFrame, used: JobUse, since: date
     )
 
 
-def _groups(context: ReportContext, runs: pd.DataFrame, used: JobUse, hours: pd.DataFrame, by: str) -> pd.DataFrame:
+def _groups(context: ReportContext, runs: pd.DataFrame, hours: pd.DataFrame, by: str) -> pd.DataFrame:
     """Return the hours with the group of each row."""
     run = hours["run"].to_numpy()
     if by == "class":
@@ -179,9 +184,12 @@ def _groups(context: ReportContext, runs: pd.DataFrame, used: JobUse, hours: pd.
         peak, total = (hours[f"gpu_memory_{name}_mib"].to_numpy() for name in ("peak", "total"))
         return hours.assign(group=np.array(MEMORY_CLASSES)[memory_class(peak, total)])
     if by == "week":
-        weeks = [
-            _hours(context, runs, used, begin, end).assign(group=f"{begin:%Y-%m-%d}") for begin, end in _weeks(context)
-        ]
+        weeks = list[pd.DataFrame]()
+        for begin, end in _weeks(context):
+            held, _ = held_s(runs, since=begin, until=end, now=context.query.now)
+            part = hours[held[run] > 0]
+            share = held[part["run"]] / part["held_s"]
+            weeks.append(part.assign(group=f"{begin:%Y-%m-%d}", **{name: part[name] * share for name in IN_HOURS}))
         return pd.concat(weeks, ignore_index=True)
     if by == "kind":
         alike = with_name_words(runs)

@@ -25,6 +25,7 @@ from helios.model.job_sizes import (
 from helios.model.job_use import EARLY, GPU_USE, JOB_USE, LONGEST_GPU, BusyMeans, UseQuality, UseSource
 from helios.model.nodes import (
     NODE_STATES,
+    RESERVATIONS,
     STEP_S,
     NodeForecast,
     NodePower,
@@ -50,6 +51,7 @@ from helios.model.records import (
     PROMOTIONS,
     REJECTS,
     SIZES,
+    START_ESTIMATES,
     AuditStep,
     Batch,
     JobState,

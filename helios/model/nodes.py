@@ -124,6 +124,22 @@ def _invalid(text: str, why: str) -> HostlistInvalid:
     return HostlistInvalid(f"{shown!r} is not a list of nodes: {why}", hint="Write it as Slurm does: gpu[01-04],login1")
 
 
+RESERVATIONS = frame_kind(
+    "reservations",
+    ("name", "str", "Name of the reservation; never missing"),
+    ("state", "str", "ACTIVE or INACTIVE, in Slurm's word"),
+    ("begins_at", TIME, "Begin; never missing"),
+    ("ends_at", TIME, "End; never missing"),
+    ("partition", "str", "Partition; missing: any"),
+    ("nodes", "float64", "Nodes; NaN: unknown"),
+    ("node_list", "str", "Nodes, in Slurm's text; missing: none"),
+    ("users", "str", "Who may use it, by commas; missing: nobody by name"),
+    ("accounts", "str", "Accounts that may use it, by commas; missing: none by name"),
+    ("flags", "str", "Slurm's flags, by commas, such as MAINT"),
+)
+"""Reservations of a cluster."""
+
+
 class NodePower(StrEnum):
     """Power state of a node."""
 

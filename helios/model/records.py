@@ -189,6 +189,18 @@ PREDICTIONS = frame_kind(
     ("source", "category", "Model id, or the fallback that was used"),
 )
 
+START_ESTIMATES = frame_kind(
+    "start_estimates",
+    ("submitted_at", TIME, "Submission of the job; never missing"),
+    ("job_id", "str", "The site's id of the job"),
+    ("restart", "int32", "Number of the run in its job"),
+    ("made_at", TIME, "When the start was estimated; never missing"),
+    ("p10_at", TIME, "Time before which it starts in 10 % of the simulations; missing: after horizon_at"),
+    ("p50_at", TIME, "Median start; missing: after horizon_at"),
+    ("p90_at", TIME, "Time before which it starts in 90 % of the simulations; missing: after horizon_at"),
+    ("horizon_at", TIME, "End of the simulations; never missing"),
+)
+
 _ID_FORMS = re.compile(r"(?P<leader>\d+)(?:_(?P<task>\d+)|\+(?P<offset>\d{1,9}))", re.ASCII)
 
 SIZES = ("nodes", "cpus", "gpus")

@@ -23,7 +23,7 @@ from helios.model import GPU_USE, JOB_USE, JobState, Snapshot
 from helios.model.frames import plain
 from helios.report.admin.usage import held_s, is_in, running_at
 from helios.report.alike import AlikeJobs
-from helios.report.job_life import JobEvent, decision_words, job_events
+from helios.report.job_life import JobEvent, decision_words, estimate_lines, job_events
 from helios.report.job_use import predicted_line, use_lines
 from helios.report.prediction import PredictionSteps
 from helios.report.tables import plain_table
@@ -210,6 +210,8 @@ class JobExplanation:
         All runs of the job.
     predictions : DataFrame
         Predictions of its run time as they were made, oldest first: ``PREDICTIONS`` and ``made_at``.
+    estimates : DataFrame
+        Estimates of its start as they were made, oldest first: ``START_ESTIMATES``, ``started_at``, ``ended_at``.
     alike : AlikeJobs, optional
         Where it lies among alike jobs. None where its user is not known.
     use, gpu_use : DataFrame
@@ -254,6 +256,7 @@ class JobExplanation:
     held_by: tuple[str, ...] = ()
     runs: JobRuns | None = None
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    estimates: pd.DataFrame = field(default_factory=pd.DataFrame)
     alike: AlikeJobs | None = None
     use: pd.DataFrame = field(default_factory=JOB_USE.empty)
     gpu_use: pd.DataFrame = field(default_factory=GPU_USE.empty)
@@ -277,7 +280,7 @@ class JobExplanation:
     def events(self) -> list[JobEvent]:
         """Return the events of its life, oldest first."""
         runs = pd.DataFrame() if self.runs is None else self.runs.runs
-        return job_events(runs, self.predictions, self.decisions)
+        return job_events(runs, self.predictions, self.decisions, self.estimates)
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
@@ -289,6 +292,7 @@ class JobExplanation:
         replay = self.replay.lines() if self.replay else ()
         alike = self.alike.lines() if self.alike else ()
         more = (
+            *estimate_lines(self.estimates),
             *self.held_by,
             *replay,
             *alike,

@@ -21,9 +21,11 @@ ACTIVITY = {
     "failed": "could not set {after}",
 }
 UNDONE = "reverted what Helios had set, if anything"
+MINUTE = pd.Timedelta(minutes=1)
 SAME_DECISION = ["service", "mode", "action", "after", "outcome"]
 """Columns of ``DECISIONS`` in which consecutive entries are equal that are one event."""
-NOT_RECORDED = "Not recorded: Slurm's reasons while it waited, and earlier estimates of its start."
+NOT_RECORDED = "Not recorded: Slurm's reasons while it waited."
+NOT_ESTIMATED = "No estimate of its start was kept."
 NOT_MEASURED = "What it used of what it held was not measured."
 
 
@@ -36,7 +38,7 @@ class JobEvent:
     at : datetime
         Aware, UTC.
     kind : str
-        ``submitted``, ``eligible``, ``predicted``, ``decided``, ``started`` or ``ended``.
+        ``submitted``, ``eligible``, ``predicted``, ``estimated``, ``decided``, ``started`` or ``ended``.
     text : str
         What happened, for a person.
     """
@@ -46,7 +48,9 @@ class JobEvent:
     text: str
 
 
-def job_events(runs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.DataFrame) -> list[JobEvent]:
+def job_events(
+    runs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.DataFrame, estimates: pd.DataFrame
+) -> list[JobEvent]:
     """Return the events of a job, oldest first.
 
     Parameters
@@ -57,12 +61,18 @@ def job_events(runs: pd.DataFrame, predictions: pd.DataFrame, decisions: pd.Data
         ``PREDICTIONS`` of the job with ``made_at``, oldest first.
     decisions : DataFrame
         Columns of ``DECISIONS``, oldest first.
+    estimates : DataFrame
+        Estimates of its start with ``started_at``, oldest first.
     """
     events = [
         *_run_events(runs),
         *(
             JobEvent(at=made["made_at"].to_pydatetime(), kind="predicted", text=_prediction_words(made))
             for made in predictions.to_dict("records")
+        ),
+        *(
+            JobEvent(at=made["made_at"].to_pydatetime(), kind="estimated", text=_estimate_words(made))
+            for made in estimates.to_dict("records")
         ),
         *_decision_events(decisions),
     ]
@@ -89,6 +99,58 @@ def _run_events(runs: pd.DataFrame) -> Iterator[JobEvent]:
 def _prediction_words(made: Mapping[Hashable, Any]) -> str:
     low, middle, high = (duration_in_words(made[name]) for name in ("p10_s", "p50_s", "p90_s"))
     return f"Predicted run time: {middle}, in 8 of 10 such cases {low} to {high} (by {made['source']})"
+
+
+def _estimate_words(made: Mapping[Hashable, Any]) -> str:
+    return f"Its start was estimated {start_interval(made)}"
+
+
+def start_interval(made: Mapping[Hashable, Any]) -> str:
+    """Return the interval of an estimate of a start in words."""
+    first, middle, last = (
+        f"{made[name]:%Y-%m-%d %H:%M}" if pd.notna(made[name]) else "" for name in ("p10_at", "p50_at", "p90_at")
+    )
+    horizon = f"later than {made['horizon_at']:%Y-%m-%d %H:%M} UTC"
+    if not first:
+        return horizon
+    if not middle:
+        return f"after {first} UTC, most likely {horizon}"
+    return f"between {first} and {last or horizon}{' UTC' if last else ''}, most likely about {middle} UTC"
+
+
+def was_inside(made: Mapping[Hashable, Any]) -> bool:
+    """Return whether a job started inside the interval of an estimate, to a minute."""
+    first, last = (made[name] if pd.notna(made[name]) else made["horizon_at"] for name in ("p10_at", "p90_at"))
+    is_early = made["started_at"] < first - MINUTE
+    return not is_early and (pd.isna(made["p90_at"]) or bool(made["started_at"] <= last + MINUTE))
+
+
+def estimate_lines(estimates: pd.DataFrame) -> Iterator[str]:
+    """Yield what was said of a start and what came.
+
+    Parameters
+    ----------
+    estimates : DataFrame
+        Estimates with ``started_at`` and ``ended_at``, oldest first. Those of the last run count.
+    """
+    if estimates.empty:
+        return
+    estimates = estimates[estimates["submitted_at"] == estimates["submitted_at"].iloc[-1]]
+    first = estimates.iloc[0].to_dict()
+    often = f"{len(estimates):,} estimates were kept; the first" if len(estimates) > 1 else "The estimate"
+    said = f"{often}, of {first['made_at']:%Y-%m-%d %H:%M} UTC, said that it starts {start_interval(first)}."
+    if pd.isna(first["started_at"]):
+        yield said if pd.isna(first["ended_at"]) else f"{said} It never started."
+        return
+    came = f"It started {first['started_at']:%Y-%m-%d %H:%M} UTC"
+    if was_inside(first):
+        yield f"{said} {came}, as estimated."
+        return
+    is_early = pd.isna(first["p10_at"]) or first["started_at"] < first["p10_at"]
+    bound = first["p10_at"] if is_early else first["p90_at"]
+    bound = first["horizon_at"] if pd.isna(bound) else bound
+    apart = duration_in_words(abs((first["started_at"] - bound).total_seconds()))
+    yield f"{said} {came}, {apart} {'before' if is_early else 'after'} that."
 
 
 def _decision_events(decisions: pd.DataFrame) -> Iterator[JobEvent]:

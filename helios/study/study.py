@@ -471,7 +471,7 @@ def _subtitle(result: Study) -> str:
     history = result.history
     return (
         f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {iso_time(history.first_s)[:10]} to "
-        f"{iso_time(history.end_s - 1)[:10]}. {history.unit} hours are those "
+        f"{iso_time(history.end_s - 1)[:10]}, each run of a requeued one once. {history.unit} hours are those "
         f"{'held in the window' if history.has_starts else 'of the jobs submitted in the window, whole'}. Times are on "
         f"the cluster's own clock ({history.timezone}). Intervals are over {history.blocks.n} {history.blocks.kind}."
     )

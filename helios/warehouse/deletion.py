@@ -1,8 +1,9 @@
 """Deletion of a cluster, and of old rows.
 
-Decisions, cycles, predictions and the records of live readings are deleted once they are old. Jobs, nodes, models and
-applied changes are deleted only with their whole cluster. SQLite uses the free space for new rows, so that the file
-stops growing. VACUUM is not used, because it would lock the database and need as much space again on the disk.
+Decisions, cycles, predictions, estimates of starts and the records of live readings are deleted once they are old.
+Jobs, nodes, models and applied changes are deleted only with their whole cluster. SQLite uses the free space for new
+rows, so that the file stops growing. VACUUM is not used, because it would lock the database and need as much space
+again on the disk.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Horizon:
     audit, shadow : datetime
         For all decisions, and for those of services in shadow mode, which change nothing.
     cycles, predictions, readings : datetime
-        For control cycles, for predictions (by the submission of their job), and for records of live readings with the
-        rows that they rejected.
+        For control cycles, for predictions and estimates of starts (by the submission of their job), and for records of
+        live readings with the rows that they rejected.
     """
 
     audit: datetime
@@ -83,6 +84,7 @@ def forget(engine: sa.Engine, cluster_id: int, horizon: Horizon) -> dict[str, in
         How many rows were deleted, by kind.
     """
     decisions, cycles, predictions = schema.decisions, schema.cycles, schema.predictions
+    estimates = schema.start_estimates
     is_shadow = decisions.c.mode == Mode.SHADOW.value
     is_shadow &= decisions.c.decided_at >= stored_time(horizon.shadow - SHADOW_SEARCH_SPAN)
     return {
@@ -90,6 +92,7 @@ def forget(engine: sa.Engine, cluster_id: int, horizon: Horizon) -> dict[str, in
         "shadow decisions": _delete_older(engine, cluster_id, decisions.c.decided_at, horizon.shadow, is_shadow),
         "cycles": _delete_older(engine, cluster_id, cycles.c.taken_at, horizon.cycles),
         "predictions": _delete_older(engine, cluster_id, predictions.c.submitted_at, horizon.predictions),
+        "estimates of starts": _delete_older(engine, cluster_id, estimates.c.submitted_at, horizon.predictions),
         "readings": _delete_readings(engine, cluster_id, horizon.readings),
     }
 

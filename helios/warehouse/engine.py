@@ -48,6 +48,7 @@ _JOBS_PRIVILEGES: Mapping[str, str] = {
     "models": "INSERT, DELETE",
     "promotions": "INSERT",
     "predictions": "INSERT, DELETE",
+    "start_estimates": "INSERT, DELETE",
     "decisions": "INSERT, DELETE",
     "leases": "INSERT, UPDATE",
     "applied_changes": "INSERT, DELETE",
@@ -231,6 +232,14 @@ def engine_for(url: str) -> sa.Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     return _postgres_engine(parsed.set(drivername="postgresql+psycopg"))
+
+
+def with_timeout(url: str, waits_s: int) -> str:
+    """Return the URL of a database, of SQLite with another longest wait for its writers."""
+    parsed = _parse_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return url
+    return parsed.update_query_dict({"timeout": str(waits_s)}).render_as_string(hide_password=False)
 
 
 _users: dict[sa.Engine, WeakSet[object]] = {}

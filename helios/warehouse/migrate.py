@@ -15,7 +15,7 @@ from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-HEAD = "0017"
+HEAD = "0018"
 """The newest migration, which a test compares with the folder.
 
 It is a constant because importing Alembic takes a quarter of a second. Every command opens the database, and only those

@@ -70,7 +70,7 @@ def _cluster_column() -> sa.Column[int]:
     return sa.Column("cluster_id", sa.Integer, sa.ForeignKey("clusters.cluster_id"), nullable=False)
 
 
-def _cluster_table(name: str, *columns: sa.Column[Any], key: tuple[str, ...], **options: Any) -> sa.Table:
+def _cluster_table(name: str, *columns: sa.Column[Any] | sa.Index, key: tuple[str, ...], **options: Any) -> sa.Table:
     """Return a table with the cluster and ``key`` as key."""
     key_of_cluster = sa.PrimaryKeyConstraint("cluster_id", *key)
     return sa.Table(name, metadata, _cluster_column(), *columns, key_of_cluster, **options)
@@ -219,6 +219,14 @@ predictions = _cluster_table(
     *_not_null(sa.Integer, "restart"),
     *_not_null(sa.BigInteger, "made_at"),
     *_columns(model.PREDICTIONS, *model.PREDICTIONS.names),
+    key=("submitted_at", "job_id", "restart", "made_at"),
+)
+
+# Estimates of starts of waiting jobs, as they were made.
+start_estimates = _cluster_table(
+    "start_estimates",
+    *_columns(model.START_ESTIMATES, "p10_at", "p50_at", "p90_at"),
+    sa.Index(None, "cluster_id", "made_at"),
     key=("submitted_at", "job_id", "restart", "made_at"),
 )
 

@@ -97,7 +97,10 @@ def _insert(table: sa.Table, rows: pa.Table) -> SqliteInsert:
 
 
 def _value(column: sa.Column[Any], values: pa.ChunkedArray) -> sa.ColumnElement[Any]:
-    # A bound value costs about 70 ns per row, and cluster, restart and GPUs are often equal in all rows.
+    # A bound value costs about 70 ns per row. Cluster, restart and GPUs are often equal in all rows, and a source of
+    # use leaves most columns unknown.
+    if values.null_count == len(values):
+        return sa.null()
     if pa.types.is_integer(values.type) and values.null_count == 0:
         numbers = values.to_numpy()
         if (numbers == numbers[0]).all():

@@ -30,6 +30,7 @@ from helios.warehouse.engine import (
     redact_url,
     sqlite_file,
     use_engine,
+    with_timeout,
     writing,
 )
 from helios.warehouse.job_store import JobStore
@@ -50,6 +51,7 @@ from helios.warehouse.rows import (
     select_columns,
 )
 from helios.warehouse.sqlite_bulk import SqliteBulk
+from helios.warehouse.start_estimates import StartEstimateStore
 from helios.warehouse.trials import TrialStore
 from helios.warehouse.use import Use, UseQuery, count_jobs, read_use
 
@@ -59,7 +61,7 @@ _PREDICTIONS_ORDER = (*ORDER, "made_at")
 _TIMES_PER_QUERY = 2_000
 
 
-class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
+class Warehouse(JobStore, JobUseStore, ModelStore, StartEstimateStore, TrialStore):
     """A SQLite or PostgreSQL database with all data of Helios.
 
     :meth:`open` creates it. It is a context manager that closes itself. Every method that writes is one transaction,
@@ -76,7 +78,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         self._bulk: Bulk = SqliteBulk() if engine.dialect.name == "sqlite" else PostgresBulk()
 
     @classmethod
-    def open(cls, url: str, *, create: bool = True) -> Warehouse:
+    def open(cls, url: str, *, create: bool = True, waits_s: int | None = None) -> Warehouse:
         """Open the database at ``url``.
 
         Parameters
@@ -86,6 +88,8 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         create : bool
             Whether to make the schema in an empty or new database, and to refuse another schema. With False the
             database is opened as it is, to read its revision or to upgrade it.
+        waits_s : int, optional
+            Longest wait for another writer of a SQLite database, s. By default ``BUSY_TIMEOUT_S``.
 
         Raises
         ------
@@ -94,7 +98,7 @@ class Warehouse(JobStore, JobUseStore, ModelStore, TrialStore):
         WarehouseUnavailable
             The URL is wrong, the driver missing, or the database cannot be opened.
         """
-        warehouse = cls(engine_for(url))
+        warehouse = cls(engine_for(url if waits_s is None else with_timeout(url, waits_s)))
         try:
             if create:
                 warehouse._create_or_check_schema()

@@ -97,6 +97,8 @@ class Section(PageSection):
         Name and path of the page that says more.
     is_half : bool
         Whether it stands beside another one on a wide screen.
+    is_folded : bool
+        Whether only its title is seen until a reader opens it.
     """
 
     charts: Sequence[Chart] = ()
@@ -104,6 +106,7 @@ class Section(PageSection):
     id: str = ""
     more: tuple[str, str] | None = None
     is_half: bool = False
+    is_folded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,8 @@ class Page:
         Query parameters in the form on the page.
     follows : bool
         Whether the page is asked for again every few seconds, without a reload.
+    is_dense : bool
+        Whether it is to fit one wide screen.
     is_card : bool
         Whether it is a part of another page, without the menu. Pages of ``web.framed_by`` may frame it.
     """
@@ -130,6 +135,7 @@ class Page:
     values: Mapping[str, Any] = field(default_factory=dict)
     form_fields: Sequence[str] = ()
     follows: bool = False
+    is_dense: bool = False
     is_card: bool = False
 
     @property

@@ -13,6 +13,7 @@ from helios.web.pages.job import job_page
 from helios.web.pages.jobs import JOB_CHOICE, jobs_page
 from helios.web.pages.nodes import nodes_page
 from helios.web.pages.overview import overview_page
+from helios.web.pages.qos import qos_page
 from helios.web.pages.queue import queue_page, running_page, waiting_page
 from helios.web.pages.report_page import CHOICE, WINDOW
 from helios.web.pages.reports import reports_page
@@ -53,6 +54,15 @@ ROUTES = (
     ),
     Route("/card", "The own jobs, for a frame on another page", card_page, readers=Role.USER, is_cached=False),
     Route("/waiting", "Who waits, by partition and user", waiting_page, query=CHOICE, menu_name="Who waits"),
+    Route(
+        "/qos",
+        "QOS with their limits and jobs, and reservations",
+        qos_page,
+        menu_name="QOS",
+        readers=Role.USER,
+        is_cached=False,
+        needs_slurm=True,
+    ),
     Route("/nodes", "Pools of nodes: asleep, waking, failed", nodes_page, menu_name="Nodes", needs_slurm=True),
     Route("/nodes/{node}", "One node: its jobs, events, what Helios did", node_page, query=WINDOW, parent="/nodes"),
     Route(

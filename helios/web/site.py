@@ -18,7 +18,7 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.clusters import NOT_LIVE, choose_cluster, history_alone, last_weeks
-from helios.app.explain import explain, find_queued, starts_of
+from helios.app.explain import LIKE, explain, find_queued, start_of_like, starts_of
 from helios.app.explain_past import LOOK_BACK, JobUnknown, explain_job
 from helios.app.operations import Operations
 from helios.app.subjects import NAMES, SubjectUnknown, nearest_names
@@ -88,7 +88,7 @@ class Site:
     ) -> None:
         self.settings, self.cluster, self.clock = settings, cluster or settings.database.cluster or None, clock
         self.operations = operations or Operations(settings, cluster=self.cluster)
-        self._lock, self._lock_of_parts = Lock(), Lock()
+        self._lock, self._simulating, self._lock_of_parts = Lock(), Lock(), Lock()
         self._live: tuple[float, Snapshot | str] | None = None
         self._history: tuple[float, str | None] | None = None
         self._kept: OrderedDict[Hashable, _Part] = OrderedDict()
@@ -200,6 +200,22 @@ class Site:
                 self._rules = (time.monotonic(), read)
             return self._rules[1]
 
+    def reservations(self) -> pd.DataFrame | str:
+        """Return the reservations of the live cluster, or why they are not known.
+
+        They are read at most once in ``RULES_S``, and not at all where Slurm did not answer lately.
+        """
+        if isinstance(problem := self.live(), str):
+            return f"Reservations are not known: {problem}"
+
+        def read() -> pd.DataFrame | str:
+            try:
+                return self.operations.site.reservations()
+            except HeliosError as reason:
+                return f"Reservations are not known: {reason.message}"
+
+        return self.keep("reservations", read, kept_s=RULES_S)
+
     def name(self) -> str:
         """Return the name of the cluster whose history is shown.
 
@@ -235,17 +251,10 @@ class Site:
         def explain_live() -> JobExplanation:
             if (known := self._recent()) is not None and isinstance(known, str):  # it is not asked for every page
                 raise ClusterUnavailable(known)
-            return explain(self.operations.cycles, job_id)
+            return explain(self.operations.cycles, job_id, lock=self._lock)
 
         try:
-            with self._lock:
-                found = explain_job(
-                    self.settings,
-                    job_id,
-                    cluster=self.cluster,
-                    live=explain_live,
-                    now=self.clock(),
-                )
+            found = explain_job(self.settings, job_id, cluster=self.cluster, live=explain_live, now=self.clock())
         except JobUnknown:
             if reader.is_admin:
                 raise
@@ -257,14 +266,28 @@ class Site:
     def starts(self, reader: Reader, live: Snapshot, jobs: pd.DataFrame) -> list[StartForecast]:
         """Return when some waiting jobs of a reader start, or why that is not forecast.
 
-        A reader's jobs are simulated at most once in ``STARTS_S``, one reader's after another's.
+        A reader's jobs are simulated at most once in ``STARTS_S``, one reader's after another's. Who asks for anything
+        else does not wait for that.
         """
 
         def make() -> list[StartForecast]:
-            with self._lock:
-                return starts_of(self.operations.cycles, live, jobs)
+            with self._simulating:
+                return starts_of(self.operations.cycles, live, jobs, lock=self._lock)
 
         return self.keep(("starts", reader, *jobs["job_id"]), make, kept_s=STARTS_S)
+
+    def start_of_like(self, live: Snapshot, last: pd.Series[Any]) -> StartForecast:
+        """Return when a job like another one would start now.
+
+        It is simulated as in :meth:`starts`.
+        """
+
+        def make() -> StartForecast:
+            with self._simulating:
+                return start_of_like(self.operations.cycles, live, last, lock=self._lock)
+
+        asked = tuple(str(last[name]) for name in LIKE)
+        return self.keep(("like", *asked), make, kept_s=STARTS_S)
 
     def _refuse_others(self, reader: Reader, job_id: str) -> None:
         """Refuse a job that the reader does not have."""

@@ -128,7 +128,7 @@ def test_a_removed_cluster_leaves_no_run_behind(warehouse: Warehouse) -> None:
     assert numbers(warehouse) == [0]
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.permutations(range(6)), cuts=st.sets(st.integers(1, 5)))
 def test_any_split_of_the_rows_ends_alike(warehouse: Warehouse, parts: list[int], cuts: set[int]) -> None:
     cluster = f"cluster {len(warehouse.clusters())}"

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.model import CYCLES, DECISIONS, PREDICTIONS
+from helios.model import CYCLES, DECISIONS, PREDICTIONS, START_ESTIMATES
 from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse, deletion, rows
 from helios.warehouse.engine import engine_for, reading
@@ -78,8 +78,11 @@ def test_cycles_and_predictions_go_when_they_are_old(warehouse: Warehouse) -> No
     predicted = dict.fromkeys(PREDICTIONS.names[:-1], 60.0) | {"source": "m"}
     jobs = pd.DataFrame({"job_id": ["1", "2"], "submitted_at": times, "restart": np.int32(0)} | predicted)
     warehouse.add_predictions("venus", jobs.astype({"job_id": "str"}), made_at=NOW)
+    estimates = jobs[["job_id", "submitted_at", "restart"]].assign(made_at=NOW, horizon_at=NOW)
+    warehouse.add_start_estimates("venus", START_ESTIMATES.conform(estimates))
     gone = warehouse.forget("venus", HORIZON)
-    assert (gone["cycles"], gone["predictions"]) == (1, 1)
+    assert (gone["cycles"], gone["predictions"], gone["estimates of starts"]) == (1, 1, 1)
+    assert warehouse.start_estimates("venus")["job_id"].tolist() == ["2"]
     assert warehouse.cycles("venus")["taken_at"].tolist() == [times[1]]
     assert warehouse.predictions("venus")["job_id"].tolist() == ["2"]
 

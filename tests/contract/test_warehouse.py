@@ -285,7 +285,7 @@ ROWS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(loads=st.lists(st.lists(ROWS, max_size=6), min_size=1, max_size=4))
 def test_any_sequence_of_loads_ends_as_a_dictionary_would(
     warehouse: Warehouse, loads: list[list[dict[str, Any]]]

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import IO
 import pytest
 
 from tests.reaper import REAPER
-from tests.waiting import TEST_TIMEOUT_S
+from tests.waiting import TEST_TIMEOUT_S, until
 
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
@@ -212,10 +211,7 @@ class Rig:
     @staticmethod
     def until(claim: Callable[[], object], *, longest_s: float = TEST_TIMEOUT_S) -> None:
         """Wait for a real daemon to make ``claim`` true, at most ``longest_s``."""
-        limit = time.monotonic() + longest_s
-        while not (seen := claim()):
-            assert time.monotonic() < limit, f"not so after {longest_s:g} s: {seen!r}"
-            time.sleep(0.05)
+        until(claim, longest_s=longest_s)
 
 
 def roomy_folder() -> Path:

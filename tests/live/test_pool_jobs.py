@@ -15,7 +15,7 @@ import pytest
 
 from helios.training.pool.state import FILE
 from tests.live.rig import Rig, roomy_folder, skip_without_slurm
-from tests.unit.training.pool.test_devices import PYNVML, SHOW
+from tests.unit.training.pool.test_devices import PYNVML
 from tests.waiting import TEST_TIMEOUT_S
 
 PROGRAM = """
@@ -27,6 +27,12 @@ while not pathlib.Path("go").exists() and float(sys.argv[1]) < float(os.environ.
 time.sleep(0.1)
 with open(os.environ["HELIOS_REPORT"], "a") as file:
     file.write(json.dumps({"step": 1, "loss": float(sys.argv[1])}) + "\\n")
+"""
+SHOW = """
+from helios.training.pool.devices import device_environment, find_devices
+for device in find_devices():
+    cuda = device_environment(device)["CUDA_VISIBLE_DEVICES"]
+    print(device.name, device.model, device.memory_mib, device.slots, cuda)
 """
 GRID = "x = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]"
 SEARCH = """x = { low = 1.0, high = 9.0 }

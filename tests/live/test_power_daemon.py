@@ -63,9 +63,6 @@ def test_a_daemon_gives_back_what_a_service_that_is_gone_had_set(site: Site) -> 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 
 
-MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-
-
 @pytest.fixture
 def prometheus(site: Site) -> Iterator[RealPrometheus]:
     """A Prometheus that has read the metrics of a daemon after a night and some cycles."""

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parents[1]
 PACKAGE = TESTS.parent / "helios"
 WITHOUT_MODULE = {
@@ -30,20 +28,28 @@ ALL = sorted(TESTS.rglob("*.py"))
 UNIT_TESTS = [path for path in ALL if path.is_relative_to(TESTS / "unit") and path.name.startswith("test_")]
 
 
-@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: str(path.relative_to(TESTS)))
-def test_a_unit_test_is_named_for_its_module(path: Path) -> None:
-    inside = path.relative_to(TESTS / "unit")
+def test_unit_tests_are_named_for_their_modules() -> None:
+    assert [str(path) for path in UNIT_TESTS if not is_named_for_a_module(path.relative_to(TESTS / "unit"))] == []
+
+
+def is_named_for_a_module(inside: Path) -> bool:
+    """Return whether a file below tests/unit has the name of a module, or may have none."""
     modules = {module.stem for module in (PACKAGE / inside.parent).glob("[!_]*")}
-    words = path.stem.removeprefix("test_").split("_")
-    assert str(inside) in WITHOUT_MODULE or modules & {"_".join(words[:n]) for n in range(1, len(words) + 1)}
+    words = inside.stem.removeprefix("test_").split("_")
+    return str(inside) in WITHOUT_MODULE or bool(modules & {"_".join(words[:n]) for n in range(1, len(words) + 1)})
 
 
 def test_few_unit_tests_have_no_module() -> None:
     assert len(WITHOUT_MODULE) <= EXCEPTIONS_MOST * len(UNIT_TESTS)
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(TESTS)))
-def test_the_name_of_a_test_is_short(path: Path) -> None:
+def test_the_names_of_tests_are_short() -> None:
+    found = {str(path): long for path in ALL if (long := long_names(path))}
+    assert found == {}
+
+
+def long_names(path: Path) -> list[str]:
+    """Return the tests of a file whose names have too many words."""
     functions = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
     names = [name.removeprefix("test_").split("_") for name in functions if name.startswith("test_")]
-    assert [" ".join(words) for words in names if len([word for word in words if word]) > WORDS_MOST] == []
+    return [" ".join(words) for words in names if len([word for word in words if word]) > WORDS_MOST]

@@ -36,7 +36,7 @@ JOB_KEY = ["submitted_at", "job_id", "restart"]
 SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
 SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
 FIGURES = declare_fields(
-    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window, each run of a requeued one once"),
     ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
     ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x time held in the window; running jobs so far"),
     ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x time held in the window, without suspensions"),
@@ -55,7 +55,10 @@ FIGURES = declare_fields(
     ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
     ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
 )
-COUNTED = "Hours are those held in the window; jobs, waits and ends are of what was submitted in it."
+COUNTED = (
+    "Hours are those held in the window; jobs, waits and ends are of what was submitted in it, each run of a requeued "
+    "job once."
+)
 NO_START = "No start is recorded in this window: no wait is known, and hours are of the jobs submitted in it, whole."
 FROM_SUMS = "Medians, P95Wait and MaxWait of whole days come from counts in bins and are within 1 %."
 EMPTY = "No job was submitted in this window and none held anything in it."
@@ -84,7 +87,7 @@ NOW = declare_fields(
 )
 OVER_TIME = declare_fields(
     ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
-    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
+    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step, each run of a requeued one once"),
     ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
     ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
     ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),

@@ -36,7 +36,7 @@ BY_MONTH = declare_fields(
     ("Account", "group", FieldKind.TEXT, 12, "Account of the jobs"),
     ("GPUHours", "gpu_hours", FieldKind.COUNT, 9, "GPU hours held in the month"),
     ("CPUHours", "cpu_hours", FieldKind.COUNT, 9, "CPU hours held in the month"),
-    ("Jobs", "submitted", FieldKind.COUNT, 8, "Jobs submitted in the month"),
+    ("Jobs", "submitted", FieldKind.COUNT, 8, "Jobs submitted in the month, each run of a requeued one once"),
     ("P90Wait", "p90_wait_s", FieldKind.LENGTH, 11, "Wait that one job in ten of these exceeded"),
     ("Part", "part", FieldKind.TEXT, 36, "Part of the month that is known and in the window; empty where all is"),
 )
@@ -232,7 +232,7 @@ def history_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
                 charts=drawn,
                 notes=[
                     f"{unit} in use and waited for are means over each {step}, waits are those of the jobs submitted "
-                    "in it that have started. Draw over a chart to look closer."
+                    "in it that have started. Each run of a requeued job counts once. Draw over a chart to look closer."
                 ],
             ),
             Section(

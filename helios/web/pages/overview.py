@@ -96,6 +96,7 @@ def overview_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         sections=sections,
         values=values,
         follows=history is None,
+        is_dense=True,
     )
 
 
@@ -204,7 +205,9 @@ def _recent(site: Site, reader: Reader) -> Part:
 
 def _week_sentence(week: Values, resource: str, reader: Reader) -> str:
     whose = "" if reader.sees_sums else " of yours"
-    told = [f"{week['jobs']:,} job{'' if week['jobs'] == 1 else 's'}{whose} submitted"]
+    told = [
+        f"{week['jobs']:,} job{'' if week['jobs'] == 1 else 's'}{whose} submitted (each run of a requeued one once)"
+    ]
     unit = resource[:-1]
     if _is_known(hours := week[f"{unit}_hours"]):
         told.append(f"{hours:,.0f} {unit.upper()} hours held")

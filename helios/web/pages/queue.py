@@ -79,15 +79,7 @@ def running_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
     live = site.live()
     if isinstance(live, str):
         return unread_page(live)
-    running = reader.visible_part(live).running
-    ran_s = np.maximum(live.taken_at.timestamp() - seconds_of(running["started_at"]), 0.0)
-    rows = running.assign(ran_s=ran_s, left_s=np.maximum(running["time_limit_s"] - ran_s, 0.0))
-    table = ReportTable(
-        title="Running jobs",
-        fields=RUNNING,
-        rows=rows[[field.column for field in RUNNING]],
-        empty="Nothing runs.",
-    )
+    table = running_table(live, reader.visible_part(live).running)
     values = count_jobs(live, reader)
     return Page(
         title="Running",
@@ -98,6 +90,14 @@ def running_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         values={**values, "jobs": as_json(table)["rows"]},
         follows=True,
     )
+
+
+def running_table(live: Snapshot, running: pd.DataFrame) -> ReportTable:
+    """Return running jobs of a queue as a table."""
+    ran_s = np.maximum(live.taken_at.timestamp() - seconds_of(running["started_at"]), 0.0)
+    rows = running.assign(ran_s=ran_s, left_s=np.maximum(running["time_limit_s"] - ran_s, 0.0))
+    shown = rows[[field.column for field in RUNNING]]
+    return ReportTable(title="Running jobs", fields=RUNNING, rows=shown, empty="Nothing runs.")
 
 
 def waiting_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:

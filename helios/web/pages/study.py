@@ -8,12 +8,15 @@ from pathlib import Path
 
 from helios.report.html import PageSection, TableCells
 from helios.report.stored_study import latest_study
-from helios.web.page import Page, Reader
+from helios.web.page import Page, Reader, Section
 from helios.web.site import Site
 
 
 def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
-    """Return the page of the latest study."""
+    """Return the page of the latest study.
+
+    What it found comes first. Each figure and table below is folded behind its title, which says what it shows.
+    """
     cluster = site.name()
     kept = latest_study(Path(site.settings.report.folder), cluster)
     if kept is None:
@@ -23,8 +26,9 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
         ]
         return Page(title=f"Study of {cluster}", sections=[PageSection(sentences=lines)], values={"made_at": None})
     sections = [
-        PageSection(
+        Section(
             title=one["title"],
+            is_folded=number > 0,
             sentences=one["sentences"],
             figures=[partial(_figure_of_width, *drawn) for drawn in one["figures"]],
             tables=[
@@ -33,7 +37,7 @@ def study_page(site: Site, _: Reader, __: Mapping[str, str]) -> Page:
             ],
             notes=one["notes"],
         )
-        for one in kept.sections
+        for number, one in enumerate(kept.sections)
     ]
     return Page(
         title=f"Study of {cluster}",

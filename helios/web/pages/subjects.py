@@ -6,17 +6,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from helios.app import reports
-from helios.app.explain import NodeUnknown, explain_node
+from helios.app.clusters import NOT_LIVE
+from helios.app.explain import LIKE, NodeUnknown, explain_node
+from helios.app.explain_past import LOOK_BACK
 from helios.app.series import By
 from helios.app.subjects import SubjectAnswer, SubjectUnknown, node_report, subject_report
 from helios.errors import HeliosError
-from helios.report.admin.sacct_format import ReportTable
+from helios.model.nodes import expand_valid
+from helios.report.admin.sacct_format import ReportTable, as_json
 from helios.report.html import PageSection
 from helios.units import as_count, count_in_words, duration_in_words
+from helios.warehouse import JobFilter, Warehouse
 from helios.web.chart import Chart
 from helios.web.page import Page, PageMissing, Reader, Section
 from helios.web.pages.history import capacity_of, use_series
+from helios.web.pages.queue import running_table
 from helios.web.pages.report_page import WINDOW
 from helios.web.site import Site
 from helios.web.table import DataTable
@@ -36,7 +44,12 @@ def user_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     query = site.report_query(reader, given)
     found = subject_report(query, "user", user, by=("partition", "account"))
     partitions = found.tables["by_partition"].rows["group"].tolist()
-    found = replace(found, sentences=(*found.sentences, *_in_queue(site, user), *_limits(site, partitions)))
+    like, values = _like_the_last(site, user)
+    found = replace(
+        found,
+        sentences=(*found.sentences, *_in_queue(site, user), like, *_limits(site, partitions)),
+        values={**found.values, "like_the_last": values},
+    )
     return _page(f"User {user}", found, data=JOBS, charts=_charts(replace(query, users=(user,)), "partition"))
 
 
@@ -74,10 +87,13 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     """Return the page of one node, live and in the history."""
     node, problem = given["node"], ""
     facts, values = tuple[str, ...](), dict[str, Any]()
+    sections: list[PageSection] = []
     if site.history() is None:
+        now = _running_on(site, node)
+        sections, values = ([], {"running": None}) if now is None else ([_short("running", now)], _rows(now))
         try:
-            live = explain_node(site.operations.node_cycles, node)
-            facts, values = live.facts, live.to_json()
+            found_live = explain_node(site.operations.node_cycles, node)
+            facts, values = found_live.facts, {**values, **found_live.to_json()}
         except NodeUnknown as reason:
             problem = reason.message
         except HeliosError as reason:
@@ -87,10 +103,29 @@ def node_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Page:
     except SubjectUnknown:
         if not facts:
             raise
-        return Page(title=f"Node {node}", sections=[PageSection(sentences=facts)], values=values, form_fields=WINDOW)
+        sections = [PageSection(sentences=facts), *sections]
+        return Page(title=f"Node {node}", sections=sections, values=values, form_fields=WINDOW)
     notes = (*found.notes, *([problem] if problem else []))
     page = _page(f"Node {node}", replace(found, sentences=(*facts, *found.sentences), notes=notes), data=JOBS)
-    return replace(page, values={**values, **page.values})
+    return replace(page, sections=[page.sections[0], *sections, *page.sections[1:]], values={**values, **page.values})
+
+
+def _running_on(site: Site, node: str) -> ReportTable | None:
+    """Return the jobs that run on a node now.
+
+    None where the queue cannot be read.
+    """
+    live = site.live()
+    if isinstance(live, str):
+        return None
+    names = live.running["node_list"].astype("object").fillna("").astype("str")
+    runs_there = {text: node in expand_valid(text) for text in names.unique()}
+    table = running_table(live, live.running[names.map(runs_there).to_numpy(dtype=bool)])
+    return replace(table, title="Jobs that run on it now", empty="No job runs on it now.")
+
+
+def _rows(table: ReportTable) -> dict[str, Any]:
+    return {"running": as_json(table)["rows"]}
 
 
 def _charts(query: reports.ReportQuery, by: By, *, has_capacity: bool = False) -> list[Chart]:
@@ -114,6 +149,40 @@ def _in_queue(site: Site, user: str) -> Iterator[str]:
     gpus = as_count(float((own.running["gpus"] * own.running["tasks"].clip(lower=1)).sum()))
     wait = "job waits" if waiting == 1 else "jobs wait"
     yield f"Now {waiting:,} {wait} and {len(own.running):,} run on {count_in_words(gpus, 'GPU')}."
+
+
+def _like_the_last(site: Site, user: str) -> tuple[str, dict[str, Any] | None]:
+    """Return what a job like a user's last one would meet now.
+
+    It is returned as a sentence and as values, None where it is not known.
+    """
+    if (name := site.history()) is not None:
+        return f"When a job like the last one would start now is not known: {name} is {NOT_LIVE}.", None
+    if isinstance(live := site.live(), str):
+        return f"When a job like the last one would start now is not known: {live}", None
+    own = Reader(user=user).visible_part(live)
+    with Warehouse.open(site.settings.database.url) as warehouse:
+        wanted = JobFilter(since=live.taken_at - LOOK_BACK, until=live.taken_at, only={"user": [user]})
+        parts = warehouse.list_jobs(
+            site.name(), wanted, columns=["job_id", "submitted_at", *LIKE], sort="-submitted_at", first=0, most=1
+        )
+        known = [own.pending, own.running, *parts]
+    rows = [row for jobs in known for row in jobs.to_dict("records")]
+    if not rows:
+        return (
+            f"No job of the last {LOOK_BACK.days} days is known, so what one like it would meet is not, either.",
+            None,
+        )
+    last = max(rows, key=lambda row: row["submitted_at"])
+    start = site.start_of_like(live, pd.Series(last))
+    values = {"job_id": str(last["job_id"]), "start": start.to_json()}
+    unit, size = ("GPU", last["gpus"]) if last["gpus"] > 0 else ("CPU", last["cpus"])
+    limit = f", limit {duration_in_words(last['time_limit_s'])}" if np.isfinite(last["time_limit_s"]) else ""
+    request = f"{count_in_words(as_count(size), unit)} in {last['partition']}{limit}"
+    asked = f"A job like the last one, {last['job_id']} ({request})"
+    if start.problem:
+        return f"{asked}: when it would start now is not forecast: {start.problem}.", values
+    return f"{asked}, submitted now: {' '.join(start.lines())}", values
 
 
 def _limits(site: Site, partitions: Collection[str]) -> Iterator[str]:

@@ -13,7 +13,9 @@ import pandas as pd
 
 from helios.app import reports
 from helios.app.energy.ledger import energy_report
+from helios.app.start_estimates import start_accuracy
 from helios.errors import NotEnoughHistory, UsageError
+from helios.model.frames import plain
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_answer, energy_sentences
 from helios.report.html import PageSection
 from helios.report.job_use import JUDGED_USE
@@ -51,10 +53,15 @@ def predictions_page(site: Site, reader: Reader, given: Mapping[str, str]) -> Pa
     page = report_page("Accuracy of predictions", found, form_fields=(*WINDOW, "by"))
     page = _with_charts(page, prediction_charts(found.rows, found.timezone) if by == "day" else [])
     with Warehouse.open(site.settings.database.url) as warehouse:
+        user = None if reader.is_admin else reader.user
+        starts = start_accuracy(warehouse, site.name(), now=site.clock(), user=user)
         text = warehouse.remembered(site.name(), JUDGED_USE)
     judged = json.loads(text) if text and reader.is_admin else []  # it is of everybody's jobs
-    use = [Section(title="Predictions of use, in the last nightly report", sentences=judged)] if judged else []
-    return replace(page, sections=[*page.sections, *use], values={**page.values, "use": judged})
+    sections = [Section(title="Estimated starts", sentences=[starts.sentence()])]
+    if judged:
+        sections.append(Section(title="Predictions of use, in the last nightly report", sentences=judged))
+    values = {**page.values, "starts": plain(starts), "use": judged}
+    return replace(page, sections=[*page.sections, *sections], values=values)
 
 
 def prediction_charts(days: pd.DataFrame, timezone: str) -> list[Chart]:

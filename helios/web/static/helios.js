@@ -3,7 +3,7 @@
 
 (() => {
   const COLOURS = 9;  // in helios.css, --chart-1 and on: three to one against the ground, told apart by the colour-blind
-  const HEIGHT = 260, SMALL = 150;
+  const HEIGHT = 260, SMALL = 130;
   const DAY_S = 86400;
   const LENGTHS_S = [1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 4 * 3600, 8 * 3600, ...[1, 2, 4, 7, 14, 28, 56, 112, 364].map(days => days * DAY_S)];
   // Least step, its label, and what is added where a new year or day begins.

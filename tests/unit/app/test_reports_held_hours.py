@@ -166,7 +166,8 @@ def test_title_and_notes_say_which_is_which(site: Site) -> None:
     answer = usage_report(ReportQuery(url=site.url, now=NOW, start="2025-10-21", end="2025-10-21"), group="account")
     assert "Hours held and jobs submitted by account" in answer.title
     assert answer.notes == (
-        "Hours are those held in the window; jobs, waits and ends are of what was submitted in it.",
+        "Hours are those held in the window; jobs, waits and ends are of what was submitted in it, each run of a "
+        "requeued job once.",
         "Medians, P95Wait and MaxWait of whole days come from counts in bins and are within 1 %.",
     )
 

@@ -9,6 +9,7 @@ from helios.model import (
     NODES,
     PREDICTIONS,
     REJECTS,
+    START_ESTIMATES,
 )
 from helios.warehouse import schema
 
@@ -23,6 +24,7 @@ def test_every_declared_column_of_the_other_frames_has_its_place() -> None:
         (NODE_EVENTS, schema.node_events),
         (REJECTS, schema.rejects),
         (PREDICTIONS, schema.predictions),
+        (START_ESTIMATES, schema.start_estimates),
         (APPLIED_CHANGES, schema.applied_changes),
         (APPLIED_NODE_CHANGES, schema.applied_node_changes),
         (NODE_TALLIES, schema.node_tallies),

@@ -366,6 +366,7 @@ def test_the_latest_study_is_shown_with_its_figures(fake_site: FakeSite, web: Te
         page = anew.get("/study", headers=HTML).text
     assert page.count("<svg") >= 4
     assert found.statements[0].title in page
+    assert page.index('class="verdict"') < page.index('<details class="fold">') < page.index("<svg")
     assert "<script" not in page
 
 

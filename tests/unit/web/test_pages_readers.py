@@ -388,9 +388,9 @@ class Work:
         self.shared, self.explained, self.looked_up = shared, 0, 0
         explain, has_job = site_module.explain, getattr(Warehouse, "has_job", None)
 
-        def counted(cycles: Any, job_id: str) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
             self.explained += 1
-            return explain(cycles, job_id)
+            return explain(*given, **named)
 
         def counted_look(*given: Any, **named: Any) -> Any:
             self.looked_up += 1

@@ -38,6 +38,7 @@ def test_predicted_and_true_run_times_stand_by_the_day(tmp_path: Path) -> None:
     with client(fake_site) as web:
         found = web.get("/predictions", headers=JSON).json()["charts"]["run_times"]
         assert "charts" not in web.get("/predictions?by=size", headers=JSON).json()
+        assert "How good estimates of starts were is unknown" in web.get("/predictions", headers=HTML).text
     lines = {line["name"]: line["values"] for line in found["lines"]}
     assert lines["Predicted"] == [150.0, None, 150.0, 150.0]  # nobody submitted on the second day
     assert lines["True"] == [100.0, None, 300.0, 50.0]

@@ -396,7 +396,7 @@ def test_what_each_attempt_used_is_read_back(tmp_path: Path) -> None:
         assert 0 <= (one.utilization or 0.0) <= 1
         (speed,) = one.speeds
         assert speed.beside == (f"program.py x={2 - one.number}",)
-        assert 1.0 < speed.steps_per_s < 15.0  # ten, on a machine that is not busy
+        assert 0.5 * 30 / one.seconds < speed.steps_per_s < 15.0  # ten, on a machine that is not busy
 
 
 def test_a_service_is_told_what_earlier_and_own_trials_needed(tmp_path: Path) -> None:
@@ -426,6 +426,7 @@ while not os.path.exists("seen-" + os.environ["HELIOS_REPORT"].split("/")[-2]):
     first = next(trial for trial in seen[0].trials if trial.number == 1)
     assert first.forecast == TrialForecast()
     later = next(t for s in seen for t in s.trials if t.number == 1 and t.state is TrialState.RUNNING)
-    assert 2.5 < (later.forecast.seconds_p50 or 0.0) < 30.0
-    assert 1.0 < (later.forecast.steps_per_s or 0.0) < 15.0
+    (took_s,) = (one.seconds for one in read_runs(tmp_path / "pool") if one.number == 0)
+    assert 0.5 * took_s < (later.forecast.seconds_p50 or 0.0) < 10.0 * took_s
+    assert 0.5 * 30 / took_s < (later.forecast.steps_per_s or 0.0) < 15.0
     assert (later.forecast.memory_p95_mib or 0.0) > (later.forecast.memory_p50_mib or 0.0) > 1.0

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from helios.errors import UsageError
+from helios.training.pool import devices
 from helios.training.pool.devices import cores, device_environment, find_devices, free_memory_mib, gpus_by_shards
 from tests.unit.training.pool.sizes_service import add_sizes_service
 
@@ -52,12 +54,6 @@ def nvmlDeviceGetComputeRunningProcesses(handle):
     lines = path.read_text().splitlines() if path.exists() else []
     return [Process(int(line.split()[0]), int(line.split()[1]) * 2**20) for line in lines]
 """
-SHOW = """
-from helios.training.pool.devices import device_environment, find_devices
-for device in find_devices():
-    cuda = device_environment(device)["CUDA_VISIBLE_DEVICES"]
-    print(device.name, device.model, device.memory_mib, device.slots, cuda)
-"""
 
 
 @pytest.fixture
@@ -69,11 +65,22 @@ def gpus(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
 
 
-def show(environment: dict[str, str], folder: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW], env=environment, cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
+def show(environment: dict[str, str]) -> list[str]:
+    """Return what Helios finds in this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        nvml = ModuleType("pynvml")
+        exec(PYNVML, vars(nvml))
+        patch.setitem(sys.modules, "pynvml", nvml)
+        patch.setattr(devices, "_visible_gpus", devices._visible_gpus.__wrapped__)  # it looks once in a process
+        return [
+            f"{found.name} {found.model} {found.memory_mib} {found.slots} "
+            + device_environment(found)["CUDA_VISIBLE_DEVICES"]
+            for found in find_devices()
+        ]
 
 
 def test_the_cpu_has_free_memory_and_a_slot_each_core() -> None:
@@ -93,8 +100,8 @@ def test_a_slurm_job_has_no_more_memory_than_it_asked_for(monkeypatch: pytest.Mo
     assert free_memory_mib() == pytest.approx(90.0)
 
 
-def test_each_gpu_is_a_device_with_its_free_memory(gpus: dict[str, str], tmp_path: Path) -> None:
-    assert show(gpus, tmp_path) == ["gpu:0 Toy 1000.0 1 GPU-a", "gpu:1 Toy 1500.0 1 GPU-b"]
+def test_each_gpu_is_a_device_with_its_free_memory(gpus: dict[str, str]) -> None:
+    assert show(gpus) == ["gpu:0 Toy 1000.0 1 GPU-a", "gpu:1 Toy 1500.0 1 GPU-b"]
 
 
 def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_path: Path) -> None:
@@ -104,10 +111,10 @@ def test_a_job_of_shards_must_know_how_many_a_gpu_has(gpus: dict[str, str], tmp_
         gpus_by_shards(job | {"PATH": str(tmp_path)})
     for listed in ("gpu:a100:2", "shard:8", "vgpu:2,shard:8", "(null)"):
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho 'NodeName=n1 Gres={listed}'\n")
-        with pytest.raises(subprocess.CalledProcessError):
-            show(gpus | job, tmp_path)
+        with pytest.raises(UsageError, match="how many a GPU has"):
+            show(gpus | job)
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'NodeName=n1 Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1) A=b'\n")
-    assert show(gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == ["gpu:0 Toy 800.0 1 GPU-a"]
+    assert show(gpus | job | {"CUDA_VISIBLE_DEVICES": "0"}) == ["gpu:0 Toy 800.0 1 GPU-a"]
 
 
 def test_a_job_of_shards_says_that_no_size_changes(gpus: dict[str, str], tmp_path: Path) -> None:
@@ -123,11 +130,11 @@ def test_a_job_of_shards_says_that_no_size_changes(gpus: dict[str, str], tmp_pat
     assert "Trials of sweep.toml keep one device, since the pool has no more" in done.stderr
 
 
-def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str], tmp_path: Path) -> None:
-    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == ["gpu:0 Toy 1500.0 1 GPU-b"]
-    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, tmp_path)[0] == "gpu:0 Toy 1500.0 1 GPU-b"
-    with pytest.raises(subprocess.CalledProcessError):
-        show({**gpus, "CUDA_VISIBLE_DEVICES": "5"}, tmp_path)
+def test_gpus_that_are_hidden_are_no_devices(gpus: dict[str, str]) -> None:
+    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "1"}) == ["gpu:0 Toy 1500.0 1 GPU-b"]
+    assert show({**gpus, "CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"})[0] == "gpu:0 Toy 1500.0 1 GPU-b"
+    with pytest.raises(UsageError, match="cannot be used"):
+        show({**gpus, "CUDA_VISIBLE_DEVICES": "5"})
 
 
 def test_a_trial_on_a_gpu_is_killed_above_its_memory_limit(gpus: dict[str, str], tmp_path: Path) -> None:

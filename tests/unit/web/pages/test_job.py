@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 
 import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 
+from helios.app import start_forecast
 from helios.app.live_cluster import LiveCluster
 from helios.app.operations import Operations
 from helios.config import Settings
@@ -20,6 +23,7 @@ from helios.web.application import Access, web_application
 from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.sites import FakeSite
+from tests.unit.app.test_start_estimates import RuledSite
 from tests.unit.web.test_pages import ACTIVE, HTML, JSON, TOKEN, client
 
 MOST_BYTES = 200_000
@@ -166,3 +170,39 @@ def test_a_job_with_thousands_of_decisions_has_a_small_page(fake_site: FakeSite)
         assert "earlier events in JSON" in page.text
         assert len(web.get(f"/jobs/{job}?format=csv", headers=HTML).text.splitlines()) > 3_000
         assert len(web.get(f"/jobs/{job}?page=2", headers=JSON).json()["decisions"]) == 50
+
+
+def test_a_job_has_its_start_as_it_was_estimated(tmp_path: Path) -> None:
+    fake_site = RuledSite(tmp_path)
+    fake_site.learn()
+    job = fake_site.cluster.submit(user="alice")
+    with client(fake_site) as web:
+        assert web.get(f"/jobs/{job}", headers=JSON).json()["estimates"] == []
+        (made,) = web.get(f"/jobs/{job}", headers=JSON).json()["estimates"]
+        page = web.get(f"/jobs/{job}", headers=HTML).text
+    assert made["started_at"] is None and made["p50_at"] is not None
+    assert "Its start was estimated between" in page
+
+
+def test_nobody_waits_for_the_simulation_of_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_site = RuledSite(tmp_path)
+    fake_site.learn()
+    job = fake_site.cluster.submit(user="alice")
+    began, may_end = Event(), Event()
+    whole = start_forecast.forecast_start
+
+    def slow(*given: object, **named: object) -> object:
+        began.set()
+        assert may_end.wait(60)
+        return whole(*given, **named)  # type: ignore[arg-type]  # as given
+
+    monkeypatch.setattr(start_forecast, "forecast_start", slow)
+    with client(fake_site) as web, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(web.get, f"/jobs/{job}", headers=JSON)
+        assert began.wait(60)
+        try:
+            assert web.get("/jobs/alice3", headers=JSON).status_code == 200
+            assert web.get("/queue", headers=JSON).json()["pending"] == 1
+        finally:
+            may_end.set()
+        assert asked.result(60).json()["start"]["problem"] == ""

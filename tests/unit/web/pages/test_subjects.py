@@ -20,8 +20,9 @@ from helios.web.site import Site
 from tests.builders import a_batch, a_job
 from tests.unit.app.node_sites import FakeNodeSite
 from tests.unit.app.sites import FakeSite
-from tests.unit.web.pages.test_job import MOST_BYTES
-from tests.unit.web.test_pages import HTML, JSON, TOKEN
+from tests.unit.app.test_start_estimates import RuledSite
+from tests.unit.web.pages.test_job import MOST_BYTES, without_slurm
+from tests.unit.web.test_pages import HTML, JSON, TOKEN, client
 
 RULES = SlurmSite(
     partitions=(PartitionRules(name="gpu", nodes=("n1", "n2"), max_time_s=7200),),
@@ -210,3 +211,22 @@ def test_a_live_node_has_its_state_and_its_jobs(tmp_path: Path) -> None:
     with TestClient(web_application(site, Access(token=TOKEN)), base_url="http://127.0.0.1") as web:
         page = web.get("/nodes/n2", headers=HTML).text
     assert "Slurm says" in page and '<a href="/jobs/7">7</a>' in page
+
+
+def test_a_user_is_told_what_a_job_like_the_last_meets(tmp_path: Path) -> None:
+    fake_site = RuledSite(tmp_path)
+    fake_site.learn()
+    with client(fake_site) as web:
+        told = web.get("/users/alice", headers=JSON).json()["like_the_last"]
+        page = web.get("/users/alice", headers=HTML).text
+    assert told["job_id"] == "alice39" and told["start"]["p50_at"] is not None
+    assert "A job like the last one, alice39 (1 GPU in gpu, limit 1 h), submitted now: Starts" in page
+
+
+def test_without_slurm_it_is_said_why_that_is_unknown(tmp_path: Path) -> None:
+    fake_site = FakeSite(tmp_path)
+    fake_site.learn()
+    with without_slurm(fake_site) as web:
+        found = web.get("/users/alice", headers=JSON).json()
+    assert found["like_the_last"] is None
+    assert "When a job like the last one would start now is not known" in " ".join(found["sentences"])

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.job_use.records import match_runs
+from helios.job_use.matching import match_runs
 
 TIME = "datetime64[us, UTC]"
 
