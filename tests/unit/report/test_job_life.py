@@ -14,6 +14,7 @@ from tests.builders import a_job, jobs_frame
 
 AT = pd.Timestamp("2020-06-01", tz="UTC")
 MINUTE = pd.Timedelta(minutes=1)
+NOT_ESTIMATED = pd.DataFrame()
 
 
 def runs(*jobs: dict[str, Any]) -> pd.DataFrame:
@@ -32,7 +33,7 @@ def decisions(*outcomes: str) -> pd.DataFrame:
 def test_each_run_is_submitted_started_and_ended() -> None:
     first = a_job(job_id="7", submitted_at=AT, started_at=AT + MINUTE, run_time_s=60.0, state="NODE_FAIL")
     last = a_job(job_id="7", submitted_at=AT + 2 * MINUTE, started_at=AT + 3 * MINUTE, run_time_s=60.0, restart=1)
-    events = job_events(runs(first, last), NOTHING_MADE, DECISIONS.empty())
+    events = job_events(runs(first, last), NOTHING_MADE, DECISIONS.empty(), NOT_ESTIMATED)
     assert [event.kind for event in events] == ["submitted", "started", "ended"] * 2
     assert "NODE_FAIL after 1 min" in events[2].text
     assert "Submitted again, as run 1" in events[3].text
@@ -40,12 +41,12 @@ def test_each_run_is_submitted_started_and_ended() -> None:
 
 def test_a_job_that_could_start_later_says_when() -> None:
     job = a_job(submitted_at=AT, eligible_at=AT + MINUTE, started_at=AT + 2 * MINUTE, run_time_s=60.0)
-    kinds = [event.kind for event in job_events(runs(job), NOTHING_MADE, DECISIONS.empty())]
+    kinds = [event.kind for event in job_events(runs(job), NOTHING_MADE, DECISIONS.empty(), NOT_ESTIMATED)]
     assert kinds == ["submitted", "eligible", "started", "ended"]
 
 
 def test_equal_decisions_after_each_other_are_one_event() -> None:
-    events = job_events(pd.DataFrame(), NOTHING_MADE, decisions("would", "would", "done", "would"))
+    events = job_events(pd.DataFrame(), NOTHING_MADE, decisions("would", "would", "done", "would"), NOT_ESTIMATED)
     assert [event.at for event in events] == [AT, AT + 2 * MINUTE, AT + 3 * MINUTE]
     assert "2 times until 2020-06-01 00:01 UTC" in events[0].text
     assert events[1].text == "qssf (active) set SiteFactor 37: short"
@@ -53,4 +54,6 @@ def test_equal_decisions_after_each_other_are_one_event() -> None:
 
 def test_times_that_are_not_known_are_no_events() -> None:
     job = a_job(submitted_at=AT, started_at=None, ended_at=None, run_time_s=60.0)
-    assert [event.kind for event in job_events(runs(job), NOTHING_MADE, DECISIONS.empty())] == ["submitted"]
+    assert [event.kind for event in job_events(runs(job), NOTHING_MADE, DECISIONS.empty(), NOT_ESTIMATED)] == [
+        "submitted"
+    ]
