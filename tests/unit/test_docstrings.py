@@ -46,7 +46,7 @@ def test_the_rule(line: str, expected: bool) -> None:
 
 
 def test_no_public_class_has_the_name_of_another() -> None:
-    nodes = [node for module in MODULES for node in ast.walk(ast.parse(module.read_text()))]
+    nodes = (node for module in MODULES for node in ast.walk(ast.parse(module.read_text())))
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     assert {name: count for name, count in Counter(classes).items() if count > 1} == {}
 

@@ -123,6 +123,8 @@ def test_few_constants_stand_below_the_first_definition() -> None:
 def imported_modules(tree: ast.AST, modules: Collection[str]) -> Iterator[str]:
     """Yield what a module imports, also in functions, but not what only a type checker reads."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):  # most nodes, none of which imports
+            continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.ImportFrom):
