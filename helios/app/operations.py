@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
-WING_LEVELS = ("helios.job_use.idle_gpus:levels_now", "helios.job_use.predicted:levels_now")
+WING_LEVELS = ("helios.job_use.idle_gpus:levels_now", "helios.job_use.predicted:predict_running")
 """Functions of the wings that return values for gauges by name, given settings, cluster and time."""
 SYNC_LOCK = "sync.lock"
 """File in the state folder that a reading of the accounting locks."""

@@ -96,10 +96,11 @@ class StartAccuracy:
         if not self.estimates:
             return f"How good estimates of starts were is unknown: none of the last {weeks} has come due."
         of_jobs = f"{in_number(self.estimates, 'estimates')} of the starts of {count_in_words(self.jobs, 'job')}"
+        later = f" {self.unended:,} more have not come due, or never will." if self.unended else ""
         error = duration_in_words(self.median_error_s) if self.median_error_s >= 0 else "an unknown time"
         return (
-            f"{of_jobs} made in the last {weeks}: half were off by at most {error}, "
-            f"and {self.inside:.0%} of the starts lay inside their interval (8 in 10 should)."
+            f"{of_jobs} that somebody asked for in the last {weeks}: half were off by at most {error}, "
+            f"and {self.inside:.0%} of the starts lay inside their interval (8 in 10 should).{later}"
         )
 
 

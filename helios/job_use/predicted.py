@@ -77,8 +77,8 @@ def read_predictions(warehouse: Warehouse, cluster: str, until: datetime) -> Use
     jobs = warehouse.jobs(cluster, since=since, until=until, columns=[*RUN, *COLUMNS])
     jobs = jobs[jobs["gpus"] > 0].reset_index(drop=True)
     use, early = (warehouse.job_use(cluster, since=since, until=until, early=is_early) for is_early in (False, True))
-    runs = runs_with_use(jobs, _trusted(one_row_a_run(use), jobs, jobs["run_time_s"]))
-    first = use_of_runs(_trusted(early, jobs, EARLY_S), jobs)
+    runs = runs_with_use(jobs, one_row_a_run(use))
+    first = _first_minutes(early, jobs)
     before = predict_use(runs)
     started_s = whole_seconds(jobs["started_at"], otherwise=NEVER_S)
     after = predict_use_again(
@@ -91,10 +91,10 @@ def read_predictions(warehouse: Warehouse, cluster: str, until: datetime) -> Use
     return UsePredictions(jobs=jobs, early=first, runs=runs, before=before, after=after)
 
 
-def levels_now(settings: Settings, cluster: str, now: datetime) -> Mapping[str, float]:
+def predict_running(settings: Settings, cluster: str, now: datetime) -> Mapping[str, float]:
     """Keep what running jobs will likely use, as their first minutes tell.
 
-    There are no gauges of it.
+    It is called where gauges of the present are read, and has none.
     """
     if not settings.prometheus.url:
         return {}
@@ -215,10 +215,10 @@ def _median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
-def _trusted(use: pd.DataFrame, jobs: pd.DataFrame, run_time_s: float | pd.Series[float]) -> pd.DataFrame:
-    """Return what is known of the GPUs of runs well enough to stand for them."""
-    known = use_of_runs(use, jobs).assign(gpus=jobs["gpus"], run_time_s=run_time_s)
-    return known[stands_for_run(known)]
+def _first_minutes(early: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return what is known of all first minutes of each run."""
+    known = use_of_runs(early, jobs)
+    return known.where(stands_for_run(known.assign(gpus=jobs["gpus"], run_time_s=EARLY_S)))
 
 
 def _not_asked(warehouse: Warehouse, cluster: str, now: datetime) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.metrics.history import NEVER_S
-from helios.metrics.job_use import IDLE, use_of_runs
+from helios.metrics.job_use import IDLE, stands_for_run, use_of_runs
 from helios.metrics.node_usage import whole_seconds
 
 RECENT = 5
@@ -84,14 +84,17 @@ class PredictedUse:
 def runs_with_use(jobs: pd.DataFrame, use: pd.DataFrame) -> RunsWithUse:
     """Return the runs of a history with what they used.
 
+    A measurement that does not stand for its run is unknown.
+
     Parameters
     ----------
     jobs : DataFrame
-        ``RUN``, ``user``, ``account``, ``partition``, ``name``, ``gpus`` and ``ended_at`` of ``JOBS``.
+        ``RUN``, ``user``, ``account``, ``partition``, ``name``, ``gpus``, ``ended_at`` and ``run_time_s`` of ``JOBS``.
     use : DataFrame
         Columns of ``JOB_USE``, one row for each run (:func:`helios.metrics.job_use.one_row_a_run`).
     """
     used = use_of_runs(use, jobs)
+    used = used.where(stands_for_run(used.assign(gpus=jobs["gpus"], run_time_s=jobs["run_time_s"])))
     return RunsWithUse(
         kinds=kinds_of_runs(jobs),
         asked_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),

@@ -205,9 +205,7 @@ def _recent(site: Site, reader: Reader) -> Part:
 
 def _week_sentence(week: Values, resource: str, reader: Reader) -> str:
     whose = "" if reader.sees_sums else " of yours"
-    told = [
-        f"{week['jobs']:,} job{'' if week['jobs'] == 1 else 's'}{whose} submitted (each run of a requeued one once)"
-    ]
+    told = [f"{week['jobs']:,} job{'' if week['jobs'] == 1 else 's'}{whose} submitted"]
     unit = resource[:-1]
     if _is_known(hours := week[f"{unit}_hours"]):
         told.append(f"{hours:,.0f} {unit.upper()} hours held")

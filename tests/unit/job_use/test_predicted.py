@@ -17,7 +17,7 @@ import pytest
 from helios.app.explain_past import explain_past
 from helios.config import Settings
 from helios.job_use.fetch import fetch
-from helios.job_use.predicted import FEWEST, judge, levels_now, read_predictions
+from helios.job_use.predicted import FEWEST, judge, predict_running, read_predictions
 from helios.model import EARLY, GPU_USE, JOB_USE
 from helios.report.job_use import PREDICTED_USE
 from helios.warehouse import Warehouse
@@ -82,7 +82,7 @@ def test_a_running_job_is_predicted_from_its_first_15_minutes(prometheus: RealPr
     begin = now() - HOUR
     jobs = running("1", begin), running("2", begin), running("3", now() - 16 * timedelta(minutes=1))
     settings = site(tmp_path, prometheus.url, *jobs)
-    assert levels_now(settings, "venus", now()) == {}
+    assert predict_running(settings, "venus", now()) == {}
     with Warehouse.open(settings.database.url) as warehouse:
         early = warehouse.job_use("venus", early=True).set_index("job_id")
         assert warehouse.job_use("venus").empty

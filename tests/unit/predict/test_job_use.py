@@ -116,10 +116,11 @@ def test_kinds_are_from_wide_to_narrow_and_unknown_users_are_no_kind():
     assert [kind[4] for kind in kinds[2:]] == [-1, -1, -1]
 
 
-def test_use_is_joined_by_run_and_missing_use_is_unknown():
-    jobs = jobs_frame(a_job(job_id="1"), a_job(job_id="1", restart=1), a_job(job_id="2"))
-    row = {"submitted_at": jobs["submitted_at"][0], "source": "file", "quality": "ok"}
-    use = JOB_USE.conform(pd.DataFrame([row | {"job_id": "1", "restart": 1, "utilization": 0.0}]))
+def test_use_is_joined_by_run_and_missing_or_shared_use_is_unknown():
+    jobs = jobs_frame(*(a_job(job_id=job_id, restart=restart) for job_id, restart in (("1", 0), ("1", 1), ("2", 0))))
+    row = {"submitted_at": jobs["submitted_at"][0], "source": "file", "quality": "ok", "utilization": 0.0}
+    shared = row | {"job_id": "2", "restart": 0, "is_shared": 1.0}
+    use = JOB_USE.conform(pd.DataFrame([row | {"job_id": "1", "restart": 1}, shared]))
     runs = runs_with_use(jobs, use)
     assert runs.utilization.tolist() == pytest.approx([np.nan, 0.0, np.nan], nan_ok=True)
     assert np.isnan(runs.memory_mib).all()
