@@ -289,9 +289,10 @@ def gini(values: Floats) -> float:
 def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
     """Return how large a share of their JCT short jobs wait.
 
-    It is the median over the shorter half of the jobs.
+    It is the median over the shorter half of the jobs. The waits are also those of jobs that ended as they began.
     """
-    chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
+    known = _first_runs(history) & np.isfinite(history.wait_s) & np.isfinite(history.run_time_s)
+    chosen = known & (history.run_time_s > 0)
     if not chosen.any():
         return unknown_finding(Question.WHO_WAITS, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
     wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
@@ -299,7 +300,7 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
     short = run_time_s <= np.median(run_time_s)
     node = np.array(capacity.units_per_node or [0] * len(capacity.pools), dtype=np.int64)
     sizes = size_class(history.size[chosen], np.append(node, 0)[capacity.pools_of(history)[chosen]])
-    waited = history.waited_hours[chosen]
+    waited, all_waits_s = history.waited_hours[chosen], np.maximum(history.wait_s[known], 0)
     by_size = {
         name: {
             "share_of_jobs": float((sizes == number).mean()),
@@ -317,11 +318,11 @@ def who_waits(history: StudyHistory, capacity: Capacity) -> Finding:
             "short_p90": float(np.quantile(spent[short], 0.9)),
             "long_p50": float(np.quantile(spent[~short], 0.5)) if (~short).any() else None,
             "long_p90": float(np.quantile(spent[~short], 0.9)) if (~short).any() else None,
-            "mean_wait_s": float(wait_s.mean()),
-            "wait_p50_s": float(np.quantile(wait_s, 0.5)),
-            "wait_p90_s": float(np.quantile(wait_s, 0.9)),
-            "wait_p99_s": float(np.quantile(wait_s, 0.99)),
-            "longest_wait_s": float(wait_s.max()),
+            "mean_wait_s": float(all_waits_s.mean()),
+            "wait_p50_s": float(np.quantile(all_waits_s, 0.5)),
+            "wait_p90_s": float(np.quantile(all_waits_s, 0.9)),
+            "wait_p99_s": float(np.quantile(all_waits_s, 0.99)),
+            "longest_wait_s": float(all_waits_s.max()),
             "by_size": by_size,
         },
     )

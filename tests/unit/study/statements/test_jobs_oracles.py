@@ -151,6 +151,13 @@ def test_who_waits_is_the_median_of_the_shorter_half(world: list[Row]) -> None:
         assert found.parts["mean_wait_s"] == pytest.approx(900 * np.mean(waits))
 
 
+def test_waits_are_also_those_of_jobs_that_ended_as_they_began() -> None:
+    world = [Row(0, 0, 4, 8, "COMPLETED", 1, "p"), Row(1, 1, 1, 1, "FAILED", 1, "p")]
+    found = findings.who_waits(history := history_of(world), find_capacity(history))
+    same(found, 0.5)
+    assert (found.parts["mean_wait_s"], found.n) == (900 * 2, 1)
+
+
 QUARTER_S, LONG_S = 900, 7 * 3600
 spells = st.tuples(
     *(st.integers(-8, 30), st.integers(0, 12), st.sampled_from([1, 600, 899, 900, 1800, LONG_S]), st.integers(1, 4)),
