@@ -11,6 +11,7 @@ from helios.model import Snapshot
 from helios.model.slurm_site import SlurmSite
 from helios.report.admin.sacct_format import FieldKind, ReportTable, as_json, declare_fields
 from helios.report.html import PageSection
+from helios.units import count_in_words
 from helios.web.page import Page, Reader, Section
 from helios.web.pages.queue import unread_page
 from helios.web.site import Site
@@ -59,8 +60,10 @@ def qos_page(site: Site, reader: Reader, _: Mapping[str, str]) -> Page:
         return unread_page(live)
     rules = site.rules()
     table = qos_table(rules, reader.visible_part(live))
-    whose = "Jobs" if reader.is_admin else "Jobs of yours"
-    lines = [rules] if isinstance(rules, str) else [f"{whose} are those that run and wait now."]
+    running, waiting = (int(table.rows[name].sum()) for name in ("running", "waiting"))
+    whose = "" if reader.is_admin else " of yours"
+    counts = f"{count_in_words(running, 'job')}{whose} {'runs' if running == 1 else 'run'} now, and {waiting:,} "
+    lines = [f"{counts}{'waits' if waiting == 1 else 'wait'}.", *([rules] if isinstance(rules, str) else [])]
     page = Page(
         title="QOS and reservations" if reader.is_admin else "QOS",
         subtitle=f"{live.cluster} as of {live.taken_at:%Y-%m-%d %H:%M:%S} UTC.",

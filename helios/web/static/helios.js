@@ -93,7 +93,7 @@
       series: [{ label: "Time", value: (_, time) => time == null ? "" : moment(zoned(time)) }, ...series],
       axes: [
         { ...axis, values: DATES, space: 70 },
-        { ...axis, size: 64, space: 34, incrs: chart.unit === "s" ? LENGTHS_S : undefined,
+        { ...axis, size: 64, space: isSmall ? 18 : 34, incrs: chart.unit === "s" ? LENGTHS_S : undefined,
           values: (_, ticks) => ticks.map(tick => written(tick, chart.unit)) },
       ],
       legend: { live: !isSmall, show: lines.length + bounds.length > 1 || lines[0].name !== "all jobs" },
