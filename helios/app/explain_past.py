@@ -482,9 +482,12 @@ def with_job_use(warehouse: Warehouse, cluster: str, found: JobExplanation) -> J
         for rows in (use, gpu_use)
     )
     found = replace(found, use=use, gpu_use=gpu_use)
-    if found.state != JobState.RUNNING or not (text := warehouse.remembered(cluster, PREDICTED_USE)):
+    if found.state != JobState.RUNNING:
         return found
-    predicted = json.loads(text).get(found.job_id)
+    try:
+        predicted = json.loads(warehouse.remembered(cluster, PREDICTED_USE) or "{}").get(found.job_id)
+    except NoSuchCluster:  # before the first reading
+        return found
     is_of_job = predicted and pd.Timestamp(predicted["submitted_at"]) == submitted.max()
     return replace(found, predicted_use=predicted) if is_of_job else found
 

@@ -352,7 +352,7 @@ def read_history(
         gpu_type=_gpu_types(jobs),
         has_starts=has_starts,
         repaired=repaired,
-        jobs=jobs[[name for name in (*KEPT_COLUMNS, *keep) if name in jobs]],
+        jobs=jobs[[name for name in dict.fromkeys((*KEPT_COLUMNS, *keep)) if name in jobs]],
     )
 
 

@@ -65,11 +65,11 @@ def test_a_worker_of_another_torch_is_refused(lossy: Run) -> None:
 
 
 def test_a_worker_that_waits_in_a_broken_group_is_lost(tmp_path: Path) -> None:
-    with Run(tmp_path, 3, "--epochs", "100000", stuck_s=STUCK_S) as run:
+    # Of two: which of several are freed by the end of another depends on what gloo notices.
+    with Run(tmp_path, 2, "--epochs", "100000", stuck_s=STUCK_S) as run:
         run.wait_for_steps()
         run.order(1, "wait")
         until(lambda: not (run.out / "order-1").exists())
-        os.kill(run.worker(0), signal.SIGKILL)  # whom the last one hears from, so that it leaves
-        run.wait_for_losses(1)
-        lost = "worker 0 ended with -9, worker 1 waited in a group that others have left"
-        assert run.losses() == [{"devices": 1, "lost": lost, "kept": [2]}]
+        os.kill(run.worker(0), signal.SIGKILL)
+        until(lambda: run.process.poll() is not None)
+        assert run.process.returncode == 128 + signal.SIGKILL, run.log
