@@ -6,11 +6,11 @@ They use the live queue, the history and the audit log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,8 @@ from helios.report.job import JobExplanation, JobRuns, StartForecast, places
 from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
+
+T = TypeVar("T")
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
@@ -276,25 +278,26 @@ class WaitingJobs:
         """Return when each starts, or why that is not forecast."""
         from helios.app.start_forecast import forecast_starts  # noqa: PLC0415 - it compiles
 
-        if self.site is None:
-            return [self._unknown(self.problem)] * len(self.jobs)
-        try:
-            return forecast_starts(self.snapshot, self.site, self.history, self.jobs, wider=self.wider)
-        except Exception as reason:  # as above
-            return [self._unknown(_problem(reason))] * len(self.jobs)
+        found = self._forecast_or_why(
+            lambda site: forecast_starts(self.snapshot, site, self.history, self.jobs, wider=self.wider)
+        )
+        return [found] * len(self.jobs) if isinstance(found, StartForecast) else found
 
     def forecast_one(self, job: pd.Series[Any], *, task: str) -> StartForecast:
         """Return when one of them starts, and with what changes earlier."""
         from helios.app.start_forecast import forecast_start  # noqa: PLC0415 - it compiles
 
-        if self.site is None:
-            return self._unknown(self.problem)
-        try:
-            return forecast_start(self.snapshot, self.site, self.history, job, task=task, wider=self.wider)
-        except Exception as reason:  # as above
-            return self._unknown(_problem(reason))
+        return self._forecast_or_why(
+            lambda site: forecast_start(self.snapshot, site, self.history, job, task=task, wider=self.wider)
+        )
 
-    def _unknown(self, problem: str) -> StartForecast:
+    def _forecast_or_why(self, forecast: Callable[[SlurmSite], T]) -> T | StartForecast:
+        problem = self.problem
+        if self.site is not None:
+            try:
+                return forecast(self.site)
+            except Exception as reason:  # as above
+                problem = _problem(reason)
         return StartForecast(taken_at=self.snapshot.taken_at, horizon_at=self.snapshot.taken_at, problem=problem)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +169,12 @@ class _Block:
         return self._named(found, UseSource.ACCOUNTING, pd.DataFrame(values))
 
     def _peaks(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the peak of polls of each job, and of one of its tasks, bytes.
+        """Return the memory that polls saw of jobs and of single tasks, bytes.
 
         That of a job is as if all tasks of the steps that ran at the same time had their most at once, so at least what
         the job had.
         """
-        steps, is_own, _ = self._own_steps()
+        steps, is_own, _ = self._own_steps
         tasks = np.nan_to_num(numbers(_texts(steps, "ntasks"))[0], nan=1.0)
         sizes = np.minimum(_sizes(_most_memory(steps)), 1e15)
         bytes_ = np.minimum(sizes * tasks, 1e15).astype(np.int64)
@@ -195,8 +196,9 @@ class _Block:
             peaks[owners[firsts]] = np.maximum.reduceat(held, firsts)
         return peaks, largest
 
+    @cached_property
     def _own_steps(self) -> tuple[pa.Table, NDArray[np.bool_], NDArray[Any]]:
-        """Return the steps, which of them are of the job before them, and their names."""
+        """Steps, whether each is of the job before it, and their names."""
         steps = self._table.take(pa.array(self._steps))
         parts = pc.split_pattern(_texts(steps, "jobidraw", "jobid"), ".", max_splits=1)
         ids, names = (np.asarray(pc.list_element(parts, place)) for place in (0, 1))
@@ -210,7 +212,7 @@ class _Block:
         sbatch alone makes a batch step. An interactive step is that of salloc without a command. Where there is
         neither, salloc or srun ran a command, which names the job: a shell's name then tells a shell.
         """
-        _, is_own, names = self._own_steps()
+        _, is_own, names = self._own_steps
         shell = np.asarray(pc.fill_null(pc.match_substring_regex(self._names, _SHELL), False))
         found = np.where(shell, 1.0, np.nan)
         for name, value in (("batch", 0.0), ("interactive", 1.0)):

@@ -22,6 +22,7 @@ from helios.job_use.use_reader import UseReader
 from helios.metrics.history import NEVER_S
 from helios.metrics.job_use import EARLY_S, IDLE, RUN, one_row_a_run, stands_for_run, use_of_runs
 from helios.metrics.node_usage import whole_seconds
+from helios.metrics.statistics import weighted_median
 from helios.model import GPU_USE
 from helios.predict.job_use import PredictedUse, RunsWithUse, predict_use, predict_use_again, runs_with_use
 from helios.report.job_use import PREDICTED_USE, UseJudgement
@@ -78,7 +79,7 @@ def read_predictions(warehouse: Warehouse, cluster: str, until: datetime) -> Use
     jobs = jobs[jobs["gpus"] > 0].reset_index(drop=True)
     use, early = (warehouse.job_use(cluster, since=since, until=until, early=is_early) for is_early in (False, True))
     runs = runs_with_use(jobs, one_row_a_run(use))
-    first = _first_minutes(early, jobs)
+    first = _early_use(early, jobs)
     before = predict_use(runs)
     started_s = whole_seconds(jobs["started_at"], otherwise=NEVER_S)
     after = predict_use_again(
@@ -143,7 +144,7 @@ def judge(warehouse: Warehouse, cluster: str, begin: datetime, end: datetime) ->
         if len(rows) < FEWEST:
             sentences.append(f"Use predicted {when}: too few runs to judge, {len(rows)} of {FEWEST}.")
             continue
-        judged = _Judged(
+        judged = _PredictionErrors(
             runs=len(rows),
             hours=hours[rows],
             utilization=runs.utilization[rows],
@@ -161,7 +162,7 @@ def judge(warehouse: Warehouse, cluster: str, begin: datetime, end: datetime) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Judged:
+class _PredictionErrors:
     """Predictions of runs beside what they used.
 
     Each method returns a sentence and its numbers by name.
@@ -176,7 +177,8 @@ class _Judged:
     def error(self, mean: float) -> tuple[str, dict[str, float]]:
         """Return the error of the utilization beside that of a mean."""
         own, of_mean = (
-            _median(np.abs(expected - self.utilization), self.hours) for expected in (self.predicted.utilization, mean)
+            weighted_median(np.abs(expected - self.utilization), self.hours)
+            for expected in (self.predicted.utilization, mean)
         )
         beside = "" if np.isnan(of_mean) else f", the mean of earlier runs by {of_mean:.1f}"
         text = f"Utilization predicted {{when}} was off by {own:.1f} points{beside}"
@@ -208,14 +210,7 @@ class _Judged:
         return f"{text} and {percent(of_hours)} of their GPU hours.", numbers
 
 
-def _median(values: Floats, weights: Floats) -> float:
-    """Return the weighted median, NaN where values are."""
-    order = np.argsort(values)
-    total = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(total, total[-1] / 2)])
-
-
-def _first_minutes(early: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
+def _early_use(early: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """Return what is known of all first minutes of each run."""
     known = use_of_runs(early, jobs)
     return known.where(stands_for_run(known.assign(gpus=jobs["gpus"], run_time_s=EARLY_S)))

@@ -128,7 +128,7 @@ def use_report(query: ReportQuery, *, by: str) -> UseReport:
         used = context.job_use(jobs)
         runs = with_use(jobs, used.runs)
         note = unknown_gpus_note(jobs)
-        unused = unused_sentence(runs, held[held > 0])
+        unused = unused_sentence(runs, held)
         with_gpus = runs[runs["gpus"] > 0].reset_index(drop=True)
         hours = _hours(with_gpus, used, held[(jobs["gpus"] > 0).to_numpy()])
         if by == "job":

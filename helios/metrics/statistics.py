@@ -60,6 +60,14 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
 
 
+def weighted_median(values: NDArray[np.float64], weight: NDArray[np.float64]) -> float:
+    """Return the weighted median, NaN of no values."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    place = int(np.searchsorted(reached, reached[-1] / 2)) if len(values) else 0
+    return float(values[order][min(place, len(values) - 1)]) if len(values) else float("nan")
+
+
 def student_t(degrees: float, *, upper: float = _UPPER) -> float:
     """Return a quantile of Student's t.
 

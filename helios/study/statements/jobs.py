@@ -28,7 +28,7 @@ from helios.metrics.history import (
     follows_run,
     share,
 )
-from helios.metrics.statistics import mean_interval
+from helios.metrics.statistics import mean_interval, weighted_median
 from helios.metrics.trials import find_trials, last_alike, next_alike
 from helios.model import SIZE_CLASSES, size_class
 from helios.study.capacity import Capacity
@@ -225,14 +225,6 @@ def started_again(history: StudyHistory) -> Flags:
     found: Flags = (history.state != NOT_ENDED).copy()
     found &= np.isin(np.arange(len(found)), before)
     return found
-
-
-def weighted_median(values: Floats, weight: Floats) -> float:
-    """Return the weighted median."""
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weight[order])
-    place = int(np.searchsorted(reached, reached[-1] / 2)) if len(values) else 0
-    return float(values[order][min(place, len(values) - 1)]) if len(values) else float("nan")
 
 
 def _mean(flags: Flags) -> float | None:
